@@ -1,0 +1,36 @@
+"""How much to draft. Controllers see offers and costs; they never see or change tokens that are emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream.core.tree import Draft
+from slipstream.core.types import Limit, Observation, Offers, Row
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Measured seconds of one step and the token rows (anchors and nodes) its pass verified."""
+
+    rows: int
+    draft_s: float
+    pass_s: float
+    verify_s: float
+
+
+class Controller(Protocol):
+    """Chooses the nodes worth verifying."""
+
+    def limits(self, rows: Sequence[Row]) -> list[Limit]:
+        """How much drafters may offer for each row; nodes = 0 asks for nothing."""
+
+    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]]) -> list[Draft]:
+        """One draft per row out of all drafters' offers for it (offers[row][drafter])."""
+
+    def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
+        """Learn from verification and from the clock."""
+
+    def end(self, row: Row) -> None:
+        """The row leaves."""

@@ -1,0 +1,234 @@
+"""What the layers hand to each other: a row, what drafters offer, what verification decides, what a step showed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slipstream.core.params import SamplingParams
+from slipstream.core.tree import Draft
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Sampler(Protocol):
+    """Turns raw logits into decisions for one row: every processor, the noise, the draw. Implemented in `sampling/`.
+
+    `path` is the tokens from the anchor (excluded) down to the node whose successor is decided; together with the
+    committed tokens it is that node's history. Logits are float32 [vocab] and are never changed in place.
+    """
+
+    def draw(self, logits: NDArray[np.float32], path: Sequence[int]) -> int:
+        """The target's own token after `path`: argmax of processed scores plus keyed noise, lowest id on ties."""
+
+    def top(
+        self, logits: NDArray[np.float32], path: Sequence[int], count: int
+    ) -> tuple[list[int], list[float]]:
+        """The best `count` tokens under the same scores and noise, best first, and their scores (for drafters)."""
+
+    def distribution(self, logits: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float64]:
+        """Probabilities [vocab] after every processor; one-hot when greedy (for the classical verifiers)."""
+
+    def near_tie(self, logits: NDArray[np.float32], path: Sequence[int]) -> bool:
+        """True when the best two scores lie within 1e-3."""
+
+    def uniforms(self, purpose: str, step: int, count: int) -> NDArray[np.float64]:
+        """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step, independent of others."""
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Extend the committed history."""
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One answer being generated: a request's choice. The engine owns it; drafters, controllers and verifiers read it.
+
+    tokens: prompt and output so far; the last one is the anchor, whose KV row is not yet in the cache.
+    Position of the next token drawn = len(tokens).
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+    sampler: Sampler
+    slot: int = -1
+    step: int = 0
+    """Target passes of this row so far; salts the randomness of the classical verifiers."""
+    speculate: bool = True
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.tokens[self.prompt_length :]
+
+
+@dataclass(slots=True)
+class Limit:
+    """How much a drafter may offer for one row: nodes in all, depth of the tree, children per node."""
+
+    nodes: int
+    depth: int
+    width: int = 1
+
+
+@dataclass(slots=True)
+class Offers:
+    """Nodes one drafter offers for one row: a tree like Draft, with chances.
+
+    probs: estimated probability that the node is accepted given that its parent was (0..1).
+    q: as in Draft; present only when tokens were drawn at random from it (`drawn`).
+    drawn: the tokens are random draws: classical verifiers then forbid dropping, re-ranking or merging them.
+    features: per node, what the source knows about it (match length, noisy gap, ...), for calibration; may be empty.
+    """
+
+    source: str
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+    q: dict[int, NDArray[np.float64]] | None = None
+    drawn: bool = False
+    features: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What verification decided for one row.
+
+    tokens: emitted tokens, the accepted ones and then the target's own (bonus or correction).
+    path: indices of the accepted draft nodes, from the first level down; len(tokens) = len(path) + 1.
+    near_ties: visited positions whose best two scores lie within 1e-3 (reported by runtimes that are not row-invariant).
+    error: set when a visited node had NaN or infinite logits; tokens then holds what was decided before it.
+    """
+
+    tokens: list[int]
+    path: list[int]
+    near_ties: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one step showed about one row; drafters and controllers learn from it.
+
+    logits: float32 [1 + nodes, vocab], row 0 for the anchor, row i + 1 for node i of the draft.
+    features: float32 [1 + nodes, features] when the target was asked for them.
+    """
+
+    row: Row
+    draft: Draft
+    verdict: Verdict
+    logits: NDArray[np.float32]
+    features: NDArray[np.float32] | None = None
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the model's raw logits, with the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Per-request statistics; definitions in docs/statistics.md. Rates are 0.0 when nothing was drafted, never NaN."""
+
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    tokens_before_trimming: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    drafted_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    drafter_failures: int = 0
+    near_ties: int = 0
+    exact: bool = True
+    speedup_estimate: float | None = None
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Emitted tokens before trimming per target pass after prefill."""
+        return self.tokens_before_trimming / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted per step that had a draft, the bonus included; 1.0 without such steps."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / verified draft nodes, the bonus excluded."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, the derived rates included."""
+        names = [
+            "num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "tokens_per_pass",
+            "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "drafted_by_source",
+            "accepted_by_source", "drafter_failures", "near_ties", "exact", "speedup_estimate",
+        ]  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer of a request. token_ids holds the end id or the token that completed a stop; text does not."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    seed: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
+    sources: list[str] = field(default_factory=list)
+    """Where each token came from: a drafter's name when it was drafted and accepted, '' for the target's own."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Wall-clock seconds of one request: prompt, then answer; the split says where decoding time went."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    tokens_per_second: float = 0.0
+    split: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The result of one prompt: `n` answers in order."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    timing: Timing = field(default_factory=Timing)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts under the names OpenAI clients know."""
+        made = sum(len(output.token_ids) for output in self.outputs)
+        read = len(self.prompt_token_ids)
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a stream yields: new text and tokens of one answer; finish_reason on its last piece."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    sources: Sequence[str] = ()

@@ -1,0 +1,26 @@
+"""What a drafter is: four verbs. A drafter guesses; it never decides what is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slipstream.core.types import Limit, Observation, Offers, Row
+
+
+class Drafter(Protocol):
+    """Offers nodes for rows. It may be wrong in any way without changing the output."""
+
+    name: str
+
+    def begin(self, row: Row) -> None:
+        """A row joins, after its prefill; row.tokens is the prompt."""
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
+        """One tree per row, within its limit; an empty one when there is nothing to offer."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learn what a step showed; row.tokens already holds the emitted tokens."""
+
+    def end(self, row: Row) -> None:
+        """The row leaves; drop all that belongs to it."""

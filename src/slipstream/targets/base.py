@@ -1,0 +1,69 @@
+"""What the engine needs of a model, whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from slipstream.core.tree import Draft
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class RowInput:
+    """One row of a pass: the anchor and the draft below it. An empty draft is plain decoding."""
+
+    slot: int
+    anchor: int
+    draft: Draft = field(default_factory=Draft)
+
+
+@dataclass(slots=True)
+class PassOutput:
+    """Result of one pass, per row: logits float32 [1 + nodes, vocab]; features [1 + nodes, width] when asked for.
+
+    Row 0 belongs to the anchor, row i + 1 to node i. Ids that are padding have logit -inf.
+    """
+
+    logits: list[NDArray[np.float32]]
+    features: list[NDArray[np.float32]] | None = None
+
+
+class Target(Protocol):
+    """A causal language model with a KV cache of slots.
+
+    The cache of a slot holds committed tokens only. `forward` may keep the rows of the last pass aside; `commit` keeps
+    those of the anchor and of the accepted path (after it the length has grown by 1 + len(path)); everything else is
+    dropped. Between steps: length(slot) = committed tokens of the row, the anchor not among them.
+    """
+
+    name: str
+    vocab_size: int
+    max_context: int
+    row_invariant: bool
+    """True when a row's logits are bitwise the same whatever else is in the pass."""
+
+    def open(self) -> int:
+        """A free slot of length 0. Raises InputError when all are taken."""
+
+    def close(self, slot: int) -> None:
+        """Give the slot and its memory back."""
+
+    def length(self, slot: int) -> int:
+        """Tokens in the slot's cache."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
+        """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
+
+    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
+        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, per row of the last pass, the anchor and the nodes of this path (in depth order)."""
