@@ -18,9 +18,7 @@ def main() -> int:
     for name, command in CHECKS:
         start = time.perf_counter()
         code = subprocess.run([sys.executable, "-m", *command], check=False).returncode
-        print(
-            f"[{name}] {'ok' if code == 0 else 'FAILED'} in {time.perf_counter() - start:.0f} s", flush=True
-        )
+        print(f"[{name}] {'ok' if code == 0 else 'FAILED'} in {time.perf_counter() - start:.0f} s", flush=True)
         if code:
             failed.append(name)
     return 1 if failed else 0

@@ -47,7 +47,7 @@ def layer_faults(layer: str, tree: ast.AST) -> list[str]:
     """Imports of `tree` that reach a layer which `layer` may not use."""
     faults = []
     for name in imported_modules(tree):
-        other = (name.split(".") + ["__init__"])[1]
+        other = [*name.split("."), "__init__"][1]
         other = other if other in RANK else "__init__"
         if other != layer and RANK[other] >= RANK[layer]:
             faults.append(name)

@@ -82,9 +82,7 @@ class SamplingParams:
         need("frequency_penalty", -2 <= self.frequency_penalty <= 2, "from -2 to 2")
         need("repetition_penalty", self.repetition_penalty > 0, "above 0 (1 is off)")
         need("max_tokens", self.max_tokens >= 0, "0 or more")
-        need(
-            "min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens ({self.max_tokens})"
-        )
+        need("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens ({self.max_tokens})")
         seed_fits = self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**64)
         need("seed", seed_fits, "a whole number from 0 to 2**64 - 1, or None")
         top_fits = self.logprobs is None or (isinstance(self.logprobs, int) and 0 <= self.logprobs <= 50)

@@ -24,9 +24,7 @@ class Sampler(Protocol):
     def draw(self, logits: NDArray[np.float32], path: Sequence[int]) -> int:
         """The target's own token after `path`: argmax of processed scores plus keyed noise, lowest id on ties."""
 
-    def top(
-        self, logits: NDArray[np.float32], path: Sequence[int], count: int
-    ) -> tuple[list[int], list[float]]:
+    def top(self, logits: NDArray[np.float32], path: Sequence[int], count: int) -> tuple[list[int], list[float]]:
         """The best `count` tokens under the same scores and noise, best first, and their scores (for drafters)."""
 
     def distribution(self, logits: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float64]:

@@ -1,0 +1,1 @@
+"""Slipstream: large language models answer faster, with the same output."""
