@@ -20,8 +20,8 @@ test-full: $(STAMP)
 
 check: lint
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
 build: $(STAMP)

@@ -6,8 +6,8 @@ import time
 
 FULL = "--full" in sys.argv[1:]
 CHECKS = [
-    ("style", ["ruff", "check", "src", "tests"]),
-    ("format", ["ruff", "format", "--check", "src", "tests"]),
+    ("style", ["ruff", "check", "src", "tests", "bench"]),
+    ("format", ["ruff", "format", "--check", "src", "tests", "bench"]),
     ("types", ["mypy"]),
     ("tests", ["pytest"] + ([] if FULL else ["-m", "not full"])),
 ]

@@ -1,0 +1,25 @@
+"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...). Model: a GGUF file or a folder."""
+
+import sys
+
+import common
+
+import slipstream
+from slipstream import LLM, SamplingParams
+
+models: dict[str, LLM] = {}
+
+
+def load(setting: str) -> common.Generate:
+    draft = "none" if setting == "plain" else setting
+    llm = LLM(sys.argv[1], draft=draft, threads=int(sys.argv[2]), max_context=4096)
+
+    def generate(messages: list[dict], limit: int) -> tuple[int, str]:
+        llm.forget()  # cold caches: no prefix of an earlier run
+        output = llm.chat(messages, SamplingParams(max_tokens=limit)).outputs[0]
+        return len(output.token_ids), output.text
+
+    return generate
+
+
+common.serve(slipstream.__version__, load)

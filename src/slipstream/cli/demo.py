@@ -1,0 +1,75 @@
+"""`make demo`: a real model answers plainly and speculatively, token for token the same, faster."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slipstream.core.types import RequestOutput
+    from slipstream.llm import LLM
+
+MODEL = "smollm2"
+RUNS = 3
+NOTICE = (
+    "The library opens at nine in the morning and closes at six in the evening from Monday to Friday. On Saturday it "
+    "opens at ten and closes at two. It is closed on Sunday and on public holidays. Members may borrow up to eight "
+    "books for three weeks, and renew each of them twice unless another member has asked for it."
+)
+PROMPTS = {
+    "Copying with a small edit": f"Repeat the following text word for word, but write 'museum' for 'library':\n\n{NOTICE}",
+    "Open writing": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+}
+
+
+def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
+    """One greedy answer from cold caches."""
+    from slipstream import SamplingParams
+
+    llm.forget()
+    return llm.chat([{"role": "user", "content": prompt}], SamplingParams(max_tokens=128), speculation=speculation)
+
+
+def show(name: str, results: list[RequestOutput]) -> float:
+    """Print one line of measurements (medians over the runs) and return the decode seconds."""
+    output = results[0].outputs[0]
+    seconds = statistics.median(result.timing.decode_s for result in results)
+    rate = (len(output.token_ids) - 1) / seconds
+    per_pass = output.speculation.tokens_per_pass
+    print(f"  {name:<12} {len(output.token_ids):>4} tokens  {rate:7.1f} tokens/s  {per_pass:5.2f} tokens per pass")
+    return seconds
+
+
+def main() -> int:
+    """Run the demo; exit code 1 when the answers differ."""
+    from slipstream import LLM
+    from slipstream.core.errors import SlipstreamError
+
+    try:
+        with LLM(MODEL) as llm:
+            print(llm.describe())
+            same = all([compare(llm, title, prompt) for title, prompt in PROMPTS.items()])
+    except SlipstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"identical: {'yes' if same else 'NO'}")
+    return 0 if same else 1
+
+
+def compare(llm: LLM, title: str, prompt: str) -> bool:
+    """Answer `prompt` both ways, in turns, and print what it took; True when every token is the same."""
+    answer(llm, prompt, speculation=True)  # warm up: the controller measures this machine
+    plain, speculative = [], []
+    for _ in range(RUNS):
+        plain.append(answer(llm, prompt, speculation=False))
+        speculative.append(answer(llm, prompt, speculation=True))
+    print(f"\n{title}\n  {speculative[0].outputs[0].text.strip().splitlines()[0][:100]} ...")
+    gain = show("plain", plain) / show("speculative", speculative)
+    same = len({tuple(result.outputs[0].token_ids) for result in plain + speculative}) == 1
+    print(f"  {gain:.2f}x the speed of plain decoding, same tokens: {'yes' if same else 'NO'}")
+    return same
+
+
+if __name__ == "__main__":
+    sys.exit(main())
