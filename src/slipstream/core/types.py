@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.core.params import SamplingParams
@@ -67,11 +67,27 @@ class Row:
 
 @dataclass(slots=True)
 class Limit:
-    """How much a drafter may offer for one row: nodes in all, depth of the tree, children per node."""
+    """How much drafters may offer for one row: nodes in all, depth of the tree, children per node.
+
+    depths: a smaller depth for single drafters, by name; 0 means that this one is not asked at all.
+    floor: a drafter that pays for depth may stop where the probability of the whole path falls below it.
+    """
 
     nodes: int
     depth: int
     width: int = 1
+    depths: dict[str, int] = field(default_factory=dict)
+    floor: float = 0.0
+
+    def within(self, room: int) -> Limit:
+        """The same limit for a row that can take no more than `room` drafted tokens on one path."""
+        room = max(0, room)
+        return replace(self, nodes=self.nodes if room else 0, depth=min(self.depth, room))
+
+    def of(self, source: str) -> Limit:
+        """What this limit leaves to one drafter; nodes = 0 when it is not to be asked."""
+        depth = min(self.depth, self.depths.get(source, self.depth))
+        return Limit(self.nodes if depth > 0 else 0, max(0, depth), self.width, floor=self.floor)
 
 
 @dataclass(slots=True)
@@ -82,6 +98,7 @@ class Offers:
     q: as in Draft; present only when tokens were drawn at random from it (`drawn`).
     drawn: the tokens are random draws: classical verifiers then forbid dropping, re-ranking or merging them.
     features: per node, what the source knows about it (match length, noisy gap, ...), for calibration; may be empty.
+    seconds: this row's share of the time that drafting took.
     """
 
     source: str
@@ -91,6 +108,7 @@ class Offers:
     q: dict[int, NDArray[np.float64]] | None = None
     drawn: bool = False
     features: list[float] = field(default_factory=list)
+    seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.tokens)
