@@ -19,7 +19,7 @@ class Verifier(Protocol):
     exact: bool
     """False for lossy rules; marks every result they touch."""
     same_tokens: bool
-    """True when the emitted tokens cannot depend on the draft (`coupled`), False when only their distribution cannot."""
+    """True when the tokens emitted cannot depend on the draft (`coupled`), False when only their law cannot."""
 
     def __call__(self, logits: NDArray[np.float32], draft: Draft, row: Row) -> Verdict:
         """logits [1 + nodes, vocab]: row 0 for the anchor, row i + 1 for node i."""

@@ -1,0 +1,63 @@
+"""Keyed noise: the Gumbel noise of (seed, position, token) and the separate streams of the classical rules.
+
+Formulas and test vectors: docs/exactness.md. Everything is modulo 2**64; keys are Python integers.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.errors import InputError
+from slipstream.kernels import sampling as kernels
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+POSITION_STREAM = 0
+"""The noise of absolute positions; only the draw and same-noise drafting use it."""
+STREAMS = {"draft": 1, "accept": 2, "residual": 3, "bonus": 4}
+"""Streams of the classical rules, salted with the step number instead of the position."""
+_CHOICE_STREAM = 5
+
+
+def mix(h: int) -> int:
+    """The splitmix64 finaliser."""
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+    return h ^ (h >> 31)
+
+
+def key(seed: int, t: int, stream: int = POSITION_STREAM) -> int:
+    """Key of position (or step) t of one stream, hashed in stages: seed + 1 does not get this seed's noise shifted."""
+    inner = mix(((mix((seed + _GOLDEN) & _MASK) ^ stream) + _GOLDEN) & _MASK)
+    return mix(((inner ^ t) + _GOLDEN) & _MASK)
+
+
+def token_hash(seed: int, t: int, token: int) -> int:
+    """h(seed, t, token) of the position stream."""
+    return mix((key(seed, t) + token * _GOLDEN) & _MASK)
+
+
+def gumbel(seed: int, t: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """G of these tokens at position t, always finite."""
+    return kernels.gumbel(key(seed, t), ids)
+
+
+def uniforms(seed: int, purpose: str, step: int, count: int) -> NDArray[np.float64]:
+    """`count` uniforms strictly inside (0, 1) for one purpose of one step; InputError for an unknown purpose."""
+    if purpose not in STREAMS:
+        raise InputError(f"unknown purpose {purpose!r} of random numbers; known: {', '.join(STREAMS)}")
+    return kernels.uniforms(key(seed, step, STREAMS[purpose]), np.arange(count, dtype=np.int64))
+
+
+def fresh_seed() -> int:
+    """64 bits from the system, for requests without a seed."""
+    return secrets.randbits(64)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index` of a request: its own seed for the first, a hash of both for the others."""
+    return seed if index == 0 else key(seed, index, _CHOICE_STREAM)
