@@ -16,7 +16,7 @@ def load(setting: str) -> common.Generate:
 
     def generate(messages: list[dict], limit: int) -> tuple[int, str]:
         llm.forget()  # cold caches: no prefix of an earlier run
-        output = llm.chat(messages, SamplingParams(max_tokens=limit)).outputs[0]
+        output = llm.chat(messages, SamplingParams(max_tokens=limit))[0].outputs[0]
         return len(output.token_ids), output.text
 
     return generate

@@ -28,7 +28,8 @@ def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
     from slipstream import SamplingParams
 
     llm.forget()
-    return llm.chat([{"role": "user", "content": prompt}], SamplingParams(max_tokens=128), speculation=speculation)
+    messages = [{"role": "user", "content": prompt}]
+    return llm.chat(messages, SamplingParams(max_tokens=128), speculation=speculation)[0]
 
 
 def show(name: str, results: list[RequestOutput]) -> float:
