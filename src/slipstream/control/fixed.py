@@ -1,0 +1,54 @@
+"""The controller without opinions: always the same number of nodes, the best that are offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.control.base import StepCost
+from slipstream.control.merge import best_chain, merge
+from slipstream.core.errors import InputError
+from slipstream.core.tree import Draft
+from slipstream.core.types import Limit, Observation, Offers, Row
+
+SHAPES = ("chain", "tree")
+TREE_WIDTH = 3
+
+
+def check_shape(max_nodes: int, shape: str) -> None:
+    """Raise InputError unless the two settings of every controller make sense."""
+    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 0:
+        raise InputError(f"max_nodes is {max_nodes!r}; it must be a whole number, 0 for plain decoding")
+    if shape not in SHAPES:
+        raise InputError(f"shape is {shape!r}; it must be one of {', '.join(SHAPES)}")
+
+
+class Fixed:
+    """Up to `max_nodes` nodes per row in every step: one chain, or a tree of at most `width` children per node."""
+
+    def __init__(self, max_nodes: int, shape: str = "chain", width: int = TREE_WIDTH, depth: int | None = None):
+        check_shape(max_nodes, shape)
+        self.max_nodes, self.shape = max_nodes, shape
+        self.width = width if shape == "tree" else 1
+        self.depth = max_nodes if depth is None else min(depth, max_nodes)
+
+    def limits(self, rows: Sequence[Row]) -> list[Limit]:
+        """The same for every row that speculates."""
+        return [
+            Limit(self.max_nodes, self.depth, self.width) if row.speculate else Limit(0, 0, self.width) for row in rows
+        ]
+
+    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]]) -> list[Draft]:
+        """The best nodes of all offers, at most `max_nodes` for a row (draws are never left out)."""
+        drafts = []
+        for of_row in offers:
+            tree = merge(of_row)
+            if self.shape == "chain":
+                tree = best_chain(tree)
+            drafts.append(tree.draft(self.max_nodes))
+        return drafts
+
+    def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
+        """Nothing is learned."""
+
+    def end(self, row: Row) -> None:
+        """Nothing is kept per row."""

@@ -1,0 +1,147 @@
+"""Several drafters' offers for one row become one tree whose best part is verified."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.core.tree import ANCHOR, Draft
+from slipstream.core.types import Offers
+
+MOST_CERTAIN = 0.995
+"""No combination of estimates is believed beyond this."""
+
+
+@dataclass(slots=True)
+class Ranked:
+    """One tree in the order in which its nodes deserve verification; every beginning of it is itself a tree.
+
+    tokens, parents: as in Draft. sources: the drafter whose estimate was highest.
+    chances: probability of each node given its parent. reach: probability that its whole path is accepted,
+    never rising along the order. q: as in Draft, for drawn offers only.
+    whole: the tree must be verified whole, because its tokens are random draws.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
+    drawn: Offers | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def whole(self) -> bool:
+        """True when nothing may be left out."""
+        return self.drawn is not None
+
+    def draft(self, count: int) -> Draft:
+        """The best `count` nodes; all of them when the tree was drawn."""
+        if self.drawn is not None:
+            count = len(self)
+        q = self.drawn.q if self.drawn is not None else None
+        return Draft(self.tokens[:count], self.parents[:count], q, self.sources[:count])
+
+
+@dataclass(slots=True)
+class _Node:
+    token: int
+    parent: int
+    chance: float
+    best: float
+    source: str
+
+
+def merge(offers: Sequence[Offers], probs: Sequence[Sequence[float]] | None = None) -> Ranked:
+    """All offers for one row as one ranked tree; the same token below the same path is one node.
+
+    probs: the chances to use in place of the offers' own, one list per offer (calibrated ones).
+    Independent sources that agree confirm each other: the chance of a duplicate is 1 - prod(1 - chance). Siblings
+    exclude each other, so their chances are scaled down where they sum to more than one. A drawn offer is taken
+    whole, in its own order, and alone: leaving out or re-ranking draws would bias the classical verifiers.
+    """
+    for offer in offers:
+        if offer.drawn and len(offer):
+            return _whole(offer)
+    chances = probs if probs is not None else [offer.probs for offer in offers]
+    nodes = _union(offers, chances)
+    children: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        children.setdefault(node.parent, []).append(index)
+    for siblings in children.values():
+        total = sum(nodes[index].chance for index in siblings)
+        if total > MOST_CERTAIN:
+            for index in siblings:
+                nodes[index].chance *= MOST_CERTAIN / total
+    ranked = Ranked()
+    place: dict[int, int] = {ANCHOR: ANCHOR}
+    # Negated path probability first; then the node's index, so that equal ones keep the order of the offers.
+    waiting = [(-nodes[index].chance, index) for index in children.get(ANCHOR, [])]
+    heapq.heapify(waiting)
+    while waiting:
+        reach, index = heapq.heappop(waiting)
+        node = nodes[index]
+        place[index] = len(ranked)
+        ranked.tokens.append(node.token)
+        ranked.parents.append(place[node.parent])
+        ranked.sources.append(node.source)
+        ranked.chances.append(node.chance)
+        ranked.reach.append(-reach)
+        for child in children.get(index, []):
+            heapq.heappush(waiting, (reach * nodes[child].chance, child))
+    return ranked
+
+
+def _union(offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> list[_Node]:
+    nodes: list[_Node] = []
+    known: dict[tuple[int, int], int] = {}
+    for offer, probs in zip(offers, chances, strict=True):
+        place: list[int] = []
+        for token, parent, raw in zip(offer.tokens, offer.parents, probs, strict=True):
+            chance = min(max(raw, 0.0), MOST_CERTAIN)
+            above = ANCHOR if parent == ANCHOR else place[parent]
+            index = known.get((above, token))
+            if index is None:
+                index = known[above, token] = len(nodes)
+                nodes.append(_Node(token, above, chance, chance, offer.source))
+            else:
+                node = nodes[index]
+                node.chance = min(1.0 - (1.0 - node.chance) * (1.0 - chance), MOST_CERTAIN)
+                if chance > node.best:
+                    node.best, node.source = chance, offer.source
+            place.append(index)
+    return nodes
+
+
+def _whole(offer: Offers) -> Ranked:
+    reach: list[float] = []
+    for parent, prob in zip(offer.parents, offer.probs, strict=True):
+        reach.append(prob * (1.0 if parent == ANCHOR else reach[parent]))
+    return Ranked(
+        list(offer.tokens), list(offer.parents), [offer.source] * len(offer), list(offer.probs), reach, drawn=offer
+    )
+
+
+def best_chain(tree: Ranked) -> Ranked:
+    """The one path of a tree on which most tokens are expected to be accepted (a drawn tree stays as it is)."""
+    if tree.whole or not len(tree):
+        return tree
+    gain: list[float] = []
+    for node, parent in enumerate(tree.parents):
+        gain.append(tree.reach[node] + (gain[parent] if parent != ANCHOR else 0.0))
+    node = max(range(len(tree)), key=lambda index: (gain[index], -index))
+    nodes = []
+    while node != ANCHOR:
+        nodes.append(node)
+        node = tree.parents[node]
+    nodes.reverse()
+    return Ranked(
+        [tree.tokens[i] for i in nodes],
+        list(range(-1, len(nodes) - 1)),
+        [tree.sources[i] for i in nodes],
+        [tree.chances[i] for i in nodes],
+        [tree.reach[i] for i in nodes],
+    )

@@ -1,0 +1,102 @@
+"""The one place where a drafter may fail: it then offers nothing, is counted, and decoding goes on plainly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from slipstream.core.errors import InputError
+from slipstream.core.tree import Draft
+from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 8
+"""Failures in a row after which a drafter is no longer asked for the rows it failed on."""
+
+
+class Guard:
+    """A drafter around a drafter: keeps exceptions in, checks what comes out, asks only within limits, takes the time.
+
+    Rows whose limit leaves nothing to this drafter are not passed on, so a drafter that is not asked costs nothing.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int):
+        self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
+        self.total_failures = 0
+        self._failures: dict[int, int] = {}
+        self._in_a_row: dict[int, int] = {}
+        self._logged = False
+
+    def failures(self, row: Row) -> int:
+        """How often this drafter failed for a row that has not ended."""
+        return self._failures.get(row.id, 0)
+
+    def begin(self, row: Row) -> None:
+        """A row joins."""
+        self._failures[row.id] = self._in_a_row[row.id] = 0
+        self._attempt([row], lambda: self.drafter.begin(row))
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
+        """One well-formed tree per row, each with this drafter's share of seconds; empty where it failed."""
+        offers = [Offers(self.name) for _ in rows]
+        own = [limit.of(self.name) for limit in limits]
+        asked = [
+            index
+            for index, row in enumerate(rows)
+            if row.speculate and own[index].nodes > 0 and self._in_a_row.get(row.id, 0) < PATIENCE
+        ]
+        if not asked:
+            return offers
+
+        def ask() -> None:
+            made = self.drafter.propose([rows[i] for i in asked], [own[i] for i in asked])
+            if len(made) != len(asked):
+                raise InputError(f"drafter {self.name} made {len(made)} offers for {len(asked)} rows")
+            for offer in made:
+                self._check(offer)
+            for index, offer in zip(asked, made, strict=True):
+                offers[index] = offer
+
+        started = perf_counter()
+        if self._attempt([rows[i] for i in asked], ask):
+            for index in asked:
+                self._in_a_row[rows[index].id] = 0
+        share = (perf_counter() - started) / len(asked)
+        for index in asked:
+            offers[index].seconds = share
+        return offers
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Pass on what a step showed."""
+        self._attempt([seen.row for seen in observations], lambda: self.drafter.observe(observations))
+
+    def end(self, row: Row) -> None:
+        """The row leaves."""
+        self._attempt([row], lambda: self.drafter.end(row))
+        self._failures.pop(row.id, None)
+        self._in_a_row.pop(row.id, None)
+
+    def _check(self, offer: Offers) -> None:
+        Draft(offer.tokens, offer.parents).check(self.vocab_size)
+        if len(offer.probs) != len(offer.tokens) or len(offer.features) not in (0, len(offer.tokens)):
+            raise InputError(f"drafter {self.name} offered {len(offer)} nodes but {len(offer.probs)} probabilities")
+        if not all(0.0 <= prob <= 1.0 for prob in offer.probs):
+            raise InputError(f"drafter {self.name} offered a probability outside 0..1: {offer.probs}")
+
+    def _attempt(self, rows: Sequence[Row], action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except Exception:
+            # Whatever a drafter does wrong, the answer must not change: nothing is offered and decoding goes on.
+            self.total_failures += 1
+            for row in rows:
+                self._failures[row.id] = self._failures.get(row.id, 0) + 1
+                self._in_a_row[row.id] = self._in_a_row.get(row.id, 0) + 1
+            if not self._logged:
+                self._logged = True
+                log.warning("drafter %s failed; decoding goes on without its offers", self.name, exc_info=True)
+            return False
+        return True
