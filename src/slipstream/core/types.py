@@ -214,9 +214,13 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class Timing:
-    """Wall-clock seconds of one request: prompt, then answer; the split says where decoding time went."""
+    """Wall-clock seconds of one request: prompt, then answer; the split says where decoding time went.
+
+    reused_tokens: prompt tokens that were still in the cache from an earlier answer and were not read again.
+    """
 
     prefill_s: float = 0.0
+    reused_tokens: int = 0
     decode_s: float = 0.0
     tokens_per_second: float = 0.0
     split: dict[str, float] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""TBD."""
+"""The engine: the step, requests, scheduling, stop rules, incremental text, statistics."""

@@ -1,0 +1,121 @@
+"""The rows of one step: what each may draft, what it emitted, what that says about speculation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slipstream.core.tree import Draft
+from slipstream.core.types import Limit, Observation, Row, Verdict
+from slipstream.engine.request import ERROR, Answer
+from slipstream.engine.stop import End
+from slipstream.sampling import token_logprob
+from slipstream.targets.base import PassOutput, RowInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+log = logging.getLogger("slipstream")
+
+
+class Batch:
+    """Running answers, in the order of their rows."""
+
+    def __init__(self, answers: Sequence[Answer], vocab_size: int, max_context: int) -> None:
+        self.answers = list(answers)
+        self.rows: list[Row] = [answer.row for answer in answers]
+        self._vocab_size, self._max_context = vocab_size, max_context
+
+    def clip(self, limits: Sequence[Limit]) -> list[Limit]:
+        """The controller's limits, within the room each row has left.
+
+        A pass emits one token more than the depth of its draft, so the depth stays below the room; the nodes stay
+        below the end of the context.
+        """
+        clipped = []
+        for answer, limit in zip(self.answers, limits, strict=True):
+            if not answer.row.speculate or limit.nodes <= 0:
+                clipped.append(Limit(0, 0))
+                continue
+            inside = limit.within(answer.room - 1)
+            inside.nodes = min(inside.nodes, self._max_context - len(answer.row.tokens) - 1)
+            clipped.append(inside)
+        return clipped
+
+    def fit(self, drafts: Sequence[Draft], limits: Sequence[Limit]) -> list[Draft]:
+        """The drafts as chosen; one that goes past its limit becomes empty and counts as a failure."""
+        fitting = []
+        for answer, draft, limit in zip(self.answers, drafts, limits, strict=True):
+            if draft.tokens and (len(draft) > limit.nodes or max(draft.depths()) > limit.depth):
+                log.warning("a draft of %d nodes was dropped: it goes past %s", len(draft), limit)
+                answer.stats.drafter_failures += 1
+                draft = Draft()
+            fitting.append(draft)
+        return fitting
+
+    def inputs(self, drafts: Sequence[Draft]) -> list[RowInput]:
+        """What the pass reads: each row's anchor and draft."""
+        return [RowInput(row.slot, row.tokens[-1], draft) for row, draft in zip(self.rows, drafts, strict=True)]
+
+    def append(self, drafts: Sequence[Draft], verdicts: Sequence[Verdict], output: PassOutput) -> list[Observation]:
+        """Emit the verdicts' tokens up to where each answer ends; what was kept is in the returned verdicts."""
+        seen = []
+        for index, (answer, draft, verdict) in enumerate(zip(self.answers, drafts, verdicts, strict=True)):
+            logits = output.logits[index]
+            kept = emit(answer, draft, verdict, logits)
+            features = output.features[index] if output.features else None
+            seen.append(Observation(answer.row, draft, kept, logits, features))
+        return seen
+
+    def charge(self, seconds: dict[str, float]) -> None:
+        """Add the time of this step to every request that took part."""
+        total = sum(seconds.values())
+        for answer in self.answers:
+            answer.decode_s += total
+        for request in {id(answer.request): answer.request for answer in self.answers}.values():
+            request.charge(seconds)
+
+
+def emit(answer: Answer, draft: Draft, verdict: Verdict, logits: NDArray[np.float32]) -> Verdict:
+    """Append a verdict's tokens to an answer, and return the part of the verdict that was kept."""
+    count(answer, draft, verdict)
+    kept = 0
+    for token in verdict.tokens:
+        place = verdict.path[kept] if kept < len(verdict.path) else None
+        going = answer.append(token, "" if place is None else draft.sources[place] if draft.sources else "draft")
+        if answer.logprobs is not None:
+            above = verdict.path[kept - 1] + 1 if kept else 0
+            answer.logprobs.append(token_logprob(logits[above], token, answer.row.params.logprobs or 0))
+        kept += 1
+        if not going:
+            break
+    answer.row.sampler.append(verdict.tokens[:kept])
+    if verdict.error is not None and answer.finish_reason is None:
+        answer.finish(End(ERROR, verdict.error))
+    if kept == len(verdict.tokens):
+        return verdict
+    return Verdict(verdict.tokens[:kept], verdict.path[: max(0, kept - 1)], verdict.near_ties)
+
+
+def count(answer: Answer, draft: Draft, verdict: Verdict) -> None:
+    """Statistics of one step of one row, before stop rules trim it; definitions in docs/statistics.md."""
+    stats, accepted = answer.stats, len(verdict.path)
+    answer.row.step += 1
+    stats.num_steps += 1
+    stats.tokens_before_trimming += len(verdict.tokens)
+    stats.near_ties += verdict.near_ties
+    if not draft.tokens:
+        return
+    stats.num_spec_steps += 1
+    stats.num_draft_tokens += len(draft)
+    stats.num_accepted_draft_tokens += accepted
+    histogram = stats.acceptance_histogram
+    histogram.extend([0] * (accepted + 1 - len(histogram)))
+    histogram[accepted] += 1
+    for source in draft.sources:
+        stats.drafted_by_source[source] = stats.drafted_by_source.get(source, 0) + 1
+    for node in verdict.path if draft.sources else ():
+        source = draft.sources[node]
+        stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1

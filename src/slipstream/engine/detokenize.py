@@ -1,0 +1,56 @@
+"""From token ids to text, one token at a time, without ever showing half a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Vocabulary(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token an empty prompt becomes, if the model has one."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for."""
+
+    def is_control(self, token: int) -> bool:
+        """True for tokens that are never part of the text."""
+
+
+class Detokenizer:
+    """Text of one answer, growing. Bytes of an unfinished character are held back until it is complete.
+
+    Everything pushed, then flushed, equals the bytes of all tokens decoded at once; bytes that are no UTF-8 become
+    the replacement character.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty for control tokens."""
+        if self._vocabulary.is_control(token):
+            return ""
+        return self._decoder.decode(self._vocabulary.token_bytes(token))
+
+    def flush(self) -> str:
+        """The text of bytes still held back, at the end of an answer."""
+        return self._decoder.decode(b"", True)
+
+
+def text_of(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+    """The text of some tokens at once, control tokens left out."""
+    kept = (vocabulary.token_bytes(token) for token in tokens if not vocabulary.is_control(token))
+    return b"".join(kept).decode("utf-8", "replace")

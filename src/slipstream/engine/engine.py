@@ -1,0 +1,248 @@
+"""Requests in, answers out: adds, steps, cancels, streams. Between steps everything is consistent."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from slipstream.control.base import Controller
+from slipstream.core.errors import ContextLengthError, InputError, SlipstreamError
+from slipstream.core.params import SamplingParams
+from slipstream.core.types import Piece, RequestOutput, Row
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.guard import Guard
+from slipstream.engine.batch import Batch
+from slipstream.engine.detokenize import Detokenizer, Vocabulary
+from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.slots import SlotPool
+from slipstream.engine.step import Clock, Parts, step
+from slipstream.engine.stop import End, StopRules
+from slipstream.sampling import RowSampler, choice_seed, fresh_seed
+from slipstream.targets.base import RowInput, Target
+from slipstream.verify.base import Verifier
+
+PREFILL_CHUNK = 512
+"""Prompt tokens read between two chances to report progress or to be interrupted."""
+PLAIN_STEPS = 64
+"""Plain steps whose times are remembered, to know what one token costs without speculation."""
+
+
+class Engine:
+    """Runs requests over one target, in batches of up to `max_batch` rows.
+
+    verifier, controller, drafters: as in the step. keep_prefixes: finished answers whose cache rows stay for prompts
+    that begin with the same tokens. debug: check the cache against the tokens around every step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Vocabulary,
+        verifier: Verifier,
+        controller: Controller,
+        drafters: Sequence[Drafter] = (),
+        *,
+        max_batch: int = 8,
+        keep_prefixes: int = 4,
+        debug: bool = False,
+    ) -> None:
+        if max_batch < 1:
+            raise InputError(f"max_batch is {max_batch}; it must be 1 or more")
+        self.target, self.tokenizer, self.debug = target, tokenizer, debug
+        guards = [Guard(drafter, target.vocab_size) for drafter in drafters]
+        self._parts = Parts(target, verifier, controller, guards)
+        self._scheduler = Scheduler(max_batch)
+        self._slots = SlotPool(target, min(keep_prefixes, max_batch))
+        self._ids = itertools.count()
+        self._plain_steps: deque[float] = deque(maxlen=PLAIN_STEPS)
+
+    @property
+    def idle(self) -> bool:
+        """True when no request waits or runs."""
+        return self._scheduler.idle
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        speculation: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Request:
+        """Queue a prompt (raw text or token ids). Raises InputError or ContextLengthError before anything runs."""
+        params = params or SamplingParams()
+        tokens = self._prompt_tokens(prompt)
+        text = prompt if isinstance(prompt, str) else None
+        request = Request(text, tokens, params, speculation, progress)
+        seed = fresh_seed() if params.seed is None else params.seed
+        room = min(params.max_tokens, self.target.max_context - len(tokens))
+        for index in range(params.n):
+            own = choice_seed(seed, index)
+            sampler = RowSampler(params, own, self.target.vocab_size, tokens, self.tokenizer.end_ids)
+            row = Row(next(self._ids), list(tokens), len(tokens), params, own, sampler)
+            row.speculate = speculation and bool(self._parts.drafters)
+            rules = StopRules(params, self.tokenizer.end_ids, room)
+            answer = Answer(request, index, row, rules, Detokenizer(self.tokenizer))
+            answer.stats.exact = self._parts.verifier.exact
+            answer.logprobs = None if params.logprobs is None else []
+            request.answers.append(answer)
+            if room == 0:
+                answer.finish(End("length"))
+        self._scheduler.add(answer for answer in request.answers if not answer.finish_reason)
+        return request
+
+    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not tokens:
+            bos = self.tokenizer.bos_id
+            if bos is None:
+                raise InputError("the prompt is empty and this model has no BOS token to begin with; give some text")
+            tokens = [bos]
+        limit, size = self.target.max_context, self.target.vocab_size
+        if len(tokens) >= limit:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens; this model's context of {limit} leaves room for at most "
+                f"{limit - 1}: shorten the prompt or raise max_context"
+            )
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise InputError(f"the prompt holds token {wrong}; this model's ids are 0 to {size - 1}")
+        return tokens
+
+    def step(self) -> None:
+        """Start what can start, run one pass over all running rows, let go of what has ended.
+
+        An exception (or Ctrl-C) inside ends all running answers, whose state is then unknown, and is raised again.
+        """
+        try:
+            while (answer := self._scheduler.next()) is not None:
+                self._start(answer)
+            running = self._scheduler.running
+            if running:
+                self._run(Batch(running, self.target.vocab_size, self.target.max_context))
+        except BaseException as error:
+            self._abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _run(self, batch: Batch) -> None:
+        clock = Clock()
+        self._check(batch)
+        step(batch, self._parts, clock)
+        ended = [answer for answer in batch.answers if answer.finish_reason]
+        batch.charge(clock.seconds)
+        if len(batch.rows) == 1 and clock.token_rows == 1:
+            self._plain_steps.append(sum(clock.seconds.values()))
+        for answer in ended:
+            self._finish(answer)
+        self._check(batch)
+
+    def _start(self, answer: Answer) -> None:
+        """Read the prompt, but for its last token, and let the drafters know."""
+        row, request, started = answer.row, answer.request, time.perf_counter()
+        prompt = row.tokens[:-1]
+        row.slot, reused = self._slots.take(prompt)
+        request.timing.reused_tokens += reused
+        try:
+            for done in range(reused, len(prompt), PREFILL_CHUNK):
+                if request.progress is not None:
+                    request.progress(done, len(prompt))
+                self.target.prefill(row.slot, prompt[done : done + PREFILL_CHUNK])
+            if request.progress is not None:
+                request.progress(len(prompt), len(prompt))
+        except SlipstreamError as error:
+            answer.finish(End(ERROR, str(error)))
+            self._scheduler.remove(answer)
+            self._slots.drop(row.slot)
+            return
+        for drafter in self._parts.drafters if row.speculate else ():
+            drafter.begin(row)
+        request.timing.prefill_s += time.perf_counter() - started
+
+    def _finish(self, answer: Answer) -> None:
+        self._estimate(answer)
+        self._leave(answer)
+        if answer.finish_reason == ERROR:
+            self._slots.drop(answer.row.slot)
+        else:
+            self._slots.park(answer.row.slot, answer.row.tokens[:-1])
+
+    def _leave(self, answer: Answer) -> None:
+        """The row leaves the scheduler, the drafters and the controller."""
+        self._scheduler.remove(answer)
+        for drafter in self._parts.drafters if answer.row.speculate else ():
+            answer.stats.drafter_failures += drafter.failures(answer.row)
+            drafter.end(answer.row)
+        self._parts.controller.end(answer.row)
+
+    def _estimate(self, answer: Answer) -> None:
+        """How much faster this answer came than plain decoding would have, by the measured time of a plain step."""
+        if not self._plain_steps and answer.row.speculate:
+            self._calibrate(answer.row)
+        if self._plain_steps and answer.decode_s > 0:
+            plain = statistics.median(self._plain_steps)
+            answer.stats.speedup_estimate = answer.count * plain / answer.decode_s
+
+    def _calibrate(self, row: Row) -> None:
+        """Measure one pass over an anchor alone; nothing of it is kept."""
+        if self.target.length(row.slot) + 2 > self.target.max_context:
+            return
+        started = time.perf_counter()
+        self.target.forward([RowInput(row.slot, row.tokens[-1])])
+        self._plain_steps.append(time.perf_counter() - started)
+
+    def cancel(self, request: Request) -> None:
+        """End what is left of a request now; its slots are free again. Safe for requests that are done."""
+        for answer in request.answers:
+            if answer.finish_reason:
+                continue
+            answer.finish(End(CANCELLED))
+            if answer in self._scheduler.running:
+                self._leave(answer)
+                self._slots.park(answer.row.slot, answer.row.tokens[:-1])
+            else:
+                self._scheduler.remove(answer)
+
+    def _abort(self, reason: str) -> None:
+        for answer in list(self._scheduler.running):
+            if not answer.finish_reason:
+                answer.finish(End(ERROR, reason))
+            self._leave(answer)
+            if answer.row.slot >= 0:
+                self._slots.drop(answer.row.slot)
+
+    def stream(self, request: Request) -> Iterator[Piece]:
+        """Pieces of one request as they come, other requests running along; leaving early cancels it."""
+        try:
+            while not request.done:
+                self.step()
+                for answer in request.answers:
+                    yield from answer.pieces()
+            for answer in request.answers:
+                yield from answer.pieces()
+        finally:
+            self.cancel(request)
+
+    def run(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        """Results of these requests, in their order."""
+        try:
+            while not all(request.done for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.cancel(request)
+        return [request.result() for request in requests]
+
+    def forget(self) -> None:
+        """Drop the prefixes kept of earlier answers."""
+        self._slots.forget()
+
+    def _check(self, batch: Batch) -> None:
+        """The invariant between steps: the cache holds a row's tokens but for its anchor."""
+        if self.debug:
+            for row in (answer.row for answer in batch.answers if not answer.finish_reason):
+                length = self.target.length(row.slot)
+                assert length == len(row.tokens) - 1, f"row {row.id}: cache {length}, tokens {len(row.tokens)}"

@@ -1,0 +1,78 @@
+"""THE LOOP. Greedy, sampled, chain, tree, no drafter, one row or many are data, never copies of this loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.control.base import Controller, StepCost
+from slipstream.core.tree import Draft
+from slipstream.core.types import Limit, Row
+from slipstream.drafters.guard import Guard
+from slipstream.engine.batch import Batch
+from slipstream.targets.base import Target
+from slipstream.verify.base import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Who answers which question in a step."""
+
+    target: Target
+    verifier: Verifier
+    controller: Controller
+    drafters: Sequence[Guard] = ()
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by part: draft, pass (forward and commit), verify (sampling included), rest."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "pass": 0.0, "verify": 0.0, "rest": 0.0})
+    last: float = field(default_factory=time.perf_counter)
+    token_rows: int = 0
+    """Anchors and nodes that the pass went over."""
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last lap."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+    def cost(self, drafts: Sequence[Draft]) -> StepCost:
+        """The step so far, as controllers see it."""
+        self.token_rows = len(drafts) + sum(len(draft) for draft in drafts)
+        return StepCost(self.token_rows, self.seconds["draft"], self.seconds["pass"], self.seconds["verify"])
+
+
+def step(batch: Batch, parts: Parts, clock: Clock) -> None:
+    """Draft, verify, commit once, for every row of the batch.
+
+    Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
+    """
+    target, controller, rows = parts.target, parts.controller, batch.rows
+    limits = batch.clip(controller.limits(rows))
+    drafts = batch.fit(choose(rows, parts, limits), limits)
+    clock.lap("draft")
+    output = target.forward(batch.inputs(drafts))
+    clock.lap("pass")
+    verdicts = [parts.verifier(*given) for given in zip(output.logits, drafts, rows, strict=True)]
+    clock.lap("verify")
+    observations = batch.append(drafts, verdicts, output)
+    clock.lap("rest")
+    target.commit([seen.verdict.path for seen in observations])
+    clock.lap("pass")
+    speculating = [seen for seen in observations if seen.row.speculate]
+    for drafter in parts.drafters if speculating else ():
+        drafter.observe(speculating)
+    controller.observe(observations, clock.cost(drafts))
+    clock.lap("rest")
+
+
+def choose(rows: Sequence[Row], parts: Parts, limits: Sequence[Limit]) -> list[Draft]:
+    """What the controller takes out of all drafters' offers; without a limit above zero nobody is asked."""
+    if not parts.drafters or not any(limit.nodes > 0 for limit in limits):
+        return [Draft() for _ in rows]
+    offers = [drafter.propose(rows, limits) for drafter in parts.drafters]
+    return parts.controller.choose(rows, list(zip(*offers, strict=True)))
