@@ -1,17 +1,56 @@
-"""Verifiers by name."""
+"""Verifiers by name, and which combinations of verifier, draft shape and drafters are refused."""
 
 from __future__ import annotations
 
-from slipstream.core.errors import InputError
-from slipstream.verify.base import Verifier
-from slipstream.verify.coupled import Coupled
+from collections.abc import Collection
 
-VERIFIERS: dict[str, type[Coupled]] = {"coupled": Coupled}
-__all__ = ["VERIFIERS", "Verifier", "make_verifier"]
+from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.verify.base import Verifier
+from slipstream.verify.block import Block
+from slipstream.verify.coupled import Coupled
+from slipstream.verify.rejection import Rejection
+from slipstream.verify.typical import Typical
+
+__all__ = ["VERIFIERS", "Verifier", "check_combination", "make_verifier"]
+
+VERIFIERS: dict[str, type[Verifier]] = {
+    "coupled": Coupled,
+    "rejection": Rejection,
+    "block": Block,
+    "typical": Typical,
+}
+
+
+def _known(name: str) -> type[Verifier]:
+    if name not in VERIFIERS:
+        raise InputError(f"unknown verifier {name!r}; choose one of: {', '.join(VERIFIERS)}")
+    return VERIFIERS[name]
 
 
 def make_verifier(name: str, count_near_ties: bool = False) -> Verifier:
-    """The verifier of this name. count_near_ties: for targets that are not row-invariant. InputError when unknown."""
-    if name not in VERIFIERS:
-        raise InputError(f"unknown verifier {name!r}; choose one of: {', '.join(VERIFIERS)}")
-    return VERIFIERS[name](count_near_ties)
+    """The verifier of this name; InputError when unknown.
+
+    count_near_ties: for targets that are not row-invariant; only `coupled` promises tokens, so only it counts.
+    """
+    kind = _known(name)
+    return Coupled(count_near_ties) if kind is Coupled else kind()
+
+
+def check_combination(name: str, shape: str, drafters: Collection[str], drawing: Collection[str] = ()) -> None:
+    """Refuse at load what a verifier cannot do exactly; UnsupportedError says why and what to choose instead.
+
+    shape: "chain" or "tree". drafters: names of all drafters. drawing: those among them whose tokens are random draws
+    from a reported q. `coupled` takes everything; the classical rules take one drafter's unpruned draws, or
+    deterministic nodes of any number of drafters.
+    """
+    _known(name)
+    if shape not in ("chain", "tree"):
+        raise InputError(f"unknown draft shape {shape!r}; choose chain or tree")
+    if name == "block" and shape == "tree":
+        raise UnsupportedError("verifier block takes chains only; choose shape chain, or the verifier rejection")
+    if name in ("rejection", "block") and drawing and len(drafters) > 1:
+        names = ", ".join(sorted(drafters))
+        raise UnsupportedError(
+            f"verifier {name} takes the random draws of one drafter alone, not merged ({names}); "
+            f"choose one drafter, or the verifier coupled"
+        )
