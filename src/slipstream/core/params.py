@@ -3,20 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.core.errors import InputError
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, decided before dividing."""
+MAX_CHOICES = 1024
+"""Answers per prompt; more are a mistake, not a wish."""
+MAX_BIAS = 1e9
+"""Largest size of a logit_bias value; far below it a token is already banned or forced."""
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def _whole(name: str, value: object) -> int:
+    """A Python int from any whole number (numpy's too), never from a truth value, a float or text."""
+    if not isinstance(value, (bool, str, float)):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]  # that it may fail is the point
+        except TypeError:
+            pass
+    raise InputError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _number(name: str, value: object) -> float:
+    """A finite Python float from any real number, never from a truth value or text."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise InputError(f"{name} is {value!r}; it must be a finite number")
+
+
+def _token(name: str, value: object) -> int:
+    token = _whole(name, value)
+    if token < 0:
+        raise InputError(f"{name} names token {token}; token ids start at 0")
+    return token
+
+
+def _items(name: str, value: object) -> tuple[object, ...]:
+    """The items of a list or other sequence; () for None."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InputError(f"{name} is {value!r}; it must be a list")
+    return tuple(value)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else _items("stop", value)
+    texts = tuple(text for text in stops if isinstance(text, str) and text)
+    if len(texts) < len(stops):
+        raise InputError(f"stop is {list(stops)!r}; each stop must be a non-empty string")
+    return texts
+
+
+def _bias(value: object) -> dict[int, float]:
+    """Keys may be digits, as JSON has no other keys."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"logit_bias is {value!r}; it must map token ids to numbers")
+    bias = {}
+    for key, amount in value.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+        token = _token("logit_bias", int(key) if digits else key)
+        bias[token] = _number(f"logit_bias of token {token}", amount)
+        if abs(bias[token]) > MAX_BIAS:
+            raise InputError(f"logit_bias of token {token} is {amount!r}; use -100 to ban a token, 100 to force it")
+    return bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to draw tokens and when to stop.
 
-    n: answers per prompt. temperature: 0 is greedy (the default). top_k: 0 or -1 is off. top_p: 1 is off. min_p: 0 is off.
+    n: answers per prompt. temperature: 0 is greedy (the default). Off: top_k 0 or -1, top_p 1, min_p 0.
     presence_penalty, frequency_penalty: count output tokens only; repetition_penalty: prompt and output, 1 is off.
     logit_bias: added to the logits of token ids. min_tokens: end ids and stops do not count before it.
     stop: one string or several; the text is cut before the stop. stop_token_ids: further end ids. ignore_eos: only
@@ -43,50 +119,41 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        bias = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
-        object.__setattr__(self, "logit_bias", bias)
-        self._check_numbers()
-        if any(not isinstance(text, str) or not text for text in stop):
-            raise InputError(f"stop is {list(stop)!r}; each stop must be a non-empty string")
-        if any(not math.isfinite(value) for value in bias.values()):
-            raise InputError(f"logit_bias holds a value that is not finite: {bias}; use -100 to ban a token")
+        for name in ("n", "top_k", "min_tokens", "max_tokens"):
+            self._set(name, _whole(name, getattr(self, name)))
+        for name in ("seed", "logprobs"):
+            value = getattr(self, name)
+            self._set(name, None if value is None else _whole(name, value))
+        for name in _NUMBERS:
+            self._set(name, _number(name, getattr(self, name)))
+        if not isinstance(self.ignore_eos, bool):
+            raise InputError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+        self._set("stop", _stops(self.stop))
+        ids = _items("stop_token_ids", self.stop_token_ids)
+        self._set("stop_token_ids", tuple(_token("stop_token_ids", token) for token in ids))
+        self._set("logit_bias", _bias(self.logit_bias))
+        self._check_ranges()
 
-    def _check_numbers(self) -> None:
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_ranges(self) -> None:
         def need(name: str, good: bool, allowed: str) -> None:
             if not good:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
-        for name in ("n", "top_k", "min_tokens", "max_tokens"):
-            value = getattr(self, name)
-            need(name, isinstance(value, int) and not isinstance(value, bool), "a whole number")
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        ):
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            need(name, number and math.isfinite(value), "a finite number")
-        need("n", self.n >= 1, "1 or more")
-        need("temperature", self.temperature >= 0, "0 (greedy) or more")
+        need("n", 1 <= self.n <= MAX_CHOICES, f"from 1 to {MAX_CHOICES}")
+        need("temperature", 0 <= self.temperature <= 1e4, "from 0 (greedy) to 10000")
         need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)")
         need("top_k", self.top_k >= -1, "positive, or 0 or -1 for off")
         need("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1")
         need("presence_penalty", -2 <= self.presence_penalty <= 2, "from -2 to 2")
         need("frequency_penalty", -2 <= self.frequency_penalty <= 2, "from -2 to 2")
-        need("repetition_penalty", self.repetition_penalty > 0, "above 0 (1 is off)")
+        need("repetition_penalty", 1e-3 <= self.repetition_penalty <= 1e3, "from 0.001 to 1000 (1 is off)")
         need("max_tokens", self.max_tokens >= 0, "0 or more")
         need("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens ({self.max_tokens})")
-        seed_fits = self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**64)
-        need("seed", seed_fits, "a whole number from 0 to 2**64 - 1, or None")
-        top_fits = self.logprobs is None or (isinstance(self.logprobs, int) and 0 <= self.logprobs <= 50)
-        need("logprobs", top_fits, "None or from 0 to 50")
+        need("seed", self.seed is None or 0 <= self.seed < 2**64, "a whole number from 0 to 2**64 - 1, or None")
+        need("logprobs", self.logprobs is None or 0 <= self.logprobs <= 50, "None or from 0 to 50")
 
     @property
     def greedy(self) -> bool:
