@@ -12,8 +12,8 @@ from slipstream.models.gguf_file import GGUFFile
 
 END_TEXTS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "</s>")
 """Texts that end an answer wherever they are control tokens of the vocabulary."""
-CONTROL, USER_DEFINED, UNUSED, BYTE = 3, 4, 5, 6
-"""GGUF token types (1 is normal, 2 unknown)."""
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+"""GGUF token types (1 is normal, 6 a byte)."""
 _PADDING = re.compile(r"\[PAD\d*\]")
 
 
@@ -41,7 +41,7 @@ def vocabulary_from_gguf(file: GGUFFile) -> Vocabulary:
     tokens, types = gguf_tokens(file)
     real = [not (kind == UNUSED or _PADDING.fullmatch(text)) for text, kind in zip(tokens, types, strict=True)]
     ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    control = {index: tokens[index] for index, kind in enumerate(types) if kind == CONTROL}
+    control = {index: tokens[index] for index, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)}
     source = str(file.path)
     bos = _checked_id(file.metadata.get("tokenizer.ggml.bos_token_id"), len(tokens), "bos_token_id", source)
     found = [_checked_id(end, len(tokens), "eos_token_id", source) for end in ends]

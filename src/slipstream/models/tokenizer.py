@@ -1,0 +1,157 @@
+"""Text to token ids and back, exact to the byte, with control tokens parsed only where the caller allows it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import InputError
+from slipstream.models.gguf_file import GGUFFile
+from slipstream.models.vocabulary import Vocabulary
+
+PlainEncoder = Callable[[str, bool], Sequence[int]]
+"""(stretch of text without special tokens, it stands at the very beginning) to ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a file format hands over.
+
+    encode: ids of plain text. bytes_of: exact bytes of an id below token_count. specials: text to id of the tokens that
+    are found in text as a whole, with the pattern that finds them where it is not the text itself; `always` are those
+    found even when special tokens are not parsed. prefix, suffix: ids put around a text when add_special is asked for.
+    """
+
+    encode: PlainEncoder
+    bytes_of: Callable[[int], bytes]
+    vocabulary: Vocabulary
+    specials: Mapping[str, int]
+    always: frozenset[str] = frozenset()
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to share between threads.
+
+    vocab_size: number of real tokens; ids from there on are padding. end_ids: ids that end an answer, ascending.
+    adds_bos: a text encoded with add_special begins with bos_id.
+    """
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._control = parts.vocabulary.control
+        self.vocab_size = parts.vocabulary.token_count
+        self.bos_id = parts.vocabulary.bos_id
+        self.end_ids = parts.vocabulary.end_ids
+        self.adds_bos = self.bos_id is not None and self.bos_id in parts.prefix
+        self.special_texts: Mapping[str, int] = parts.specials
+        self._all = self._finder(parts.specials)
+        self._always = self._finder(parts.always)
+        self._ids_by_bytes: dict[bytes, int] | None = None
+
+    def _finder(self, texts: Iterable[str]) -> re.Pattern[str] | None:
+        """A pattern that finds any of the texts, the longest first."""
+        ordered = sorted((text for text in texts if text), key=lambda text: (-len(text), text))
+        patterns = [self._parts.patterns.get(text, f"({re.escape(text)})") for text in ordered]
+        return re.compile("|".join(patterns)) if patterns else None
+
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Ids of a text; add_special puts BOS (or more) around it where the model's settings say so.
+
+        parse_special: the text of a control token becomes that token; else it is text like any other.
+        Raises InputError for text that is not valid Unicode.
+        """
+        ids = self.encode_parts([(text, parse_special)])
+        return [*self._parts.prefix, *ids, *self._parts.suffix] if add_special else ids
+
+    def encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Ids of a text given as (stretch, parse control tokens in it), as if it had come in one piece.
+
+        Plain stretches beside each other, parsed or not, are joined before they are split into words.
+        """
+        ids: list[int] = []
+        pending: list[str] = []
+        first = True
+
+        def flush() -> None:
+            nonlocal first
+            text = "".join(pending)
+            if text:
+                ids.extend(self._encode_plain(text, first))
+                first = False
+            pending.clear()
+
+        for stretch, parse in parts:
+            finder = self._all if parse else self._always
+            at = 0
+            for match in finder.finditer(stretch) if finder else ():
+                pending.append(stretch[at : match.start()])
+                flush()
+                ids.append(self._parts.specials[str(match[match.lastindex or 0])])
+                first = False
+                at = match.end()
+            pending.append(stretch[at:])
+        flush()
+        return ids
+
+    def _encode_plain(self, text: str, first: bool) -> Sequence[int]:
+        try:
+            return self._parts.encode(text, first)
+        except (UnicodeEncodeError, TypeError):
+            raise InputError("the text holds a lone surrogate and is not valid Unicode; remove it") from None
+
+    def token_bytes(self, index: int) -> bytes:
+        """The exact bytes of a token (of a control token its text); b"" for padding. Raises InputError out of range."""
+        if index < 0:
+            raise InputError(f"token id {index} is negative")
+        return self._parts.bytes_of(index) if index < self.vocab_size else b""
+
+    def token_text(self, index: int) -> str:
+        """The token for the eye: incomplete characters become replacement signs."""
+        return self.token_bytes(index).decode("utf-8", errors="replace")
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The bytes of the tokens joined and read as UTF-8; control tokens are left out unless asked for."""
+        kept = [index for index in ids if not (skip_special and index in self._control)]
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+
+    def is_control(self, index: int) -> bool:
+        """True for tokens that are never text: <|im_start|>, <|endoftext|>, ..."""
+        return index in self._control
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token with exactly this text, special tokens first; None when there is none."""
+        if text in self._parts.specials:
+            return self._parts.specials[text]
+        if self._ids_by_bytes is None:
+            self._ids_by_bytes = {self.token_bytes(index): index for index in reversed(range(self.vocab_size))}
+        return self._ids_by_bytes.get(text.encode("utf-8", errors="surrogatepass"))
+
+    def fingerprint(self) -> str:
+        """Hash of the map from id to bytes, padding left out: equal for models that can share token ids."""
+        unused = set(self._parts.vocabulary.unused_ids)
+        digest = hashlib.sha256()
+        for index in range(self.vocab_size):
+            raw = b"" if index in unused else self.token_bytes(index)
+            digest.update(len(raw).to_bytes(4, "little") + raw)
+        return digest.hexdigest()
+
+
+def tokenizer_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer a GGUF file describes. Raises ModelError, or UnsupportedError naming what is not supported."""
+    from slipstream.models.tokenizer_sources import parts_from_gguf
+
+    return Tokenizer(parts_from_gguf(file, vocabulary))
+
+
+def tokenizer_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder. Raises ModelError, or UnsupportedError naming what is not supported."""
+    from slipstream.models.tokenizer_sources import parts_from_folder
+
+    return Tokenizer(parts_from_folder(folder, settings, vocabulary))
