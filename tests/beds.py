@@ -53,6 +53,12 @@ class SlotTarget:
         assert 0 <= length <= len(self.cache[slot])
         del self.cache[slot][length:]
 
+    def fork(self, slot: int, length: int) -> int:
+        assert 0 <= length <= len(self.cache[slot])
+        copy = self.open()
+        self.cache[copy] = self.cache[slot][:length]
+        return copy
+
     def prefill(self, slot: int, tokens: Sequence[int]) -> None:
         assert len(self.cache[slot]) + len(tokens) < self.max_context
         self.prefilled += len(tokens)
@@ -141,6 +147,11 @@ class TableTransformer(SlotTarget):
         super().truncate(slot, length)
         del self.kv[slot][length:]
 
+    def fork(self, slot: int, length: int) -> int:
+        copy = super().fork(slot, length)
+        self.kv[copy] = self.kv[slot][:length]
+        return copy
+
     def keep(self, slot: int, state: object) -> None:
         self.kv[slot].append(state[0])
 
@@ -178,7 +189,7 @@ class Pieces:
         self.vocab_size = len(self.pieces)
         self.fingerprint = str(self.pieces)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Longest piece first; only texts made of the pieces can be encoded."""
         data, ids = text.encode(), []
         while data:
@@ -264,6 +275,22 @@ def right(target: TableTarget) -> Script:
         path: list[int] = []
         while len(path) < min(limit.depth, limit.nodes):
             path.append(row.sampler.draw(target.after(row.tokens + path), path))
+        return path
+
+    return Script(guess, "right")
+
+
+def right_for(target: TableTransformer) -> Script:
+    """Always right for a transformer: every guess is a fresh prefill."""
+
+    def guess(row: Row, limit: Limit) -> list[int]:
+        path: list[int] = []
+        while len(path) < min(limit.depth, limit.nodes):
+            slot = target.open()
+            target.prefill(slot, [*row.tokens, *path][:-1])
+            state = target.node(slot, [[*row.tokens, *path][-1]])
+            target.close(slot)
+            path.append(row.sampler.draw(target.logits(state).astype(np.float32), path))
         return path
 
     return Script(guess, "right")

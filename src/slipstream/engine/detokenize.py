@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 
@@ -15,16 +15,16 @@ class Vocabulary(Protocol):
         """The token an empty prompt becomes, if the model has one."""
 
     @property
-    def end_ids(self) -> frozenset[int]:
+    def end_ids(self) -> Collection[int]:
         """Tokens that end an answer."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of raw text."""
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
+        """Ids of raw text; add_special puts BOS before it where the model's settings say so."""
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, index: int) -> bytes:
         """The bytes a token stands for."""
 
-    def is_control(self, token: int) -> bool:
+    def is_control(self, index: int) -> bool:
         """True for tokens that are never part of the text."""
 
 
@@ -48,9 +48,3 @@ class Detokenizer:
     def flush(self) -> str:
         """The text of bytes still held back, at the end of an answer."""
         return self._decoder.decode(b"", True)
-
-
-def text_of(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
-    """The text of some tokens at once, control tokens left out."""
-    kept = (vocabulary.token_bytes(token) for token in tokens if not vocabulary.is_control(token))
-    return b"".join(kept).decode("utf-8", "replace")

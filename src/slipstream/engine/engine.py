@@ -96,7 +96,9 @@ class Engine:
         return request
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        tokens = (
+            self.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else [int(t) for t in prompt]
+        )
         if not tokens:
             bos = self.tokenizer.bos_id
             if bos is None:
@@ -144,7 +146,7 @@ class Engine:
         """Read the prompt, but for its last token, and let the drafters know."""
         row, request, started = answer.row, answer.request, time.perf_counter()
         prompt = row.tokens[:-1]
-        row.slot, reused = self._slots.take(prompt)
+        row.slot, reused = self._slots.take(row.tokens)
         request.timing.reused_tokens += reused
         try:
             for done in range(reused, len(prompt), PREFILL_CHUNK):
@@ -168,7 +170,7 @@ class Engine:
         if answer.finish_reason == ERROR:
             self._slots.drop(answer.row.slot)
         else:
-            self._slots.park(answer.row.slot, answer.row.tokens[:-1])
+            self._slots.park(answer.row.slot)
 
     def _leave(self, answer: Answer) -> None:
         """The row leaves the scheduler, the drafters and the controller."""
@@ -202,7 +204,7 @@ class Engine:
             answer.finish(End(CANCELLED))
             if answer in self._scheduler.running:
                 self._leave(answer)
-                self._slots.park(answer.row.slot, answer.row.tokens[:-1])
+                self._slots.park(answer.row.slot)
             else:
                 self._scheduler.remove(answer)
 

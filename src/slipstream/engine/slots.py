@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.core.errors import InputError
 from slipstream.targets.base import Target
@@ -18,54 +18,72 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 class SlotPool:
-    """Opens slots for rows and keeps up to `keep` finished ones, oldest first to go.
+    """Opens slots for rows, and keeps up to `keep` finished ones, the one longest unused first to go.
 
-    A kept slot holds exactly the committed tokens of an answer up to its end. Reuse needs no test of the output: in a
-    row-invariant target the rows of equal tokens are equal; for other targets nothing is kept.
+    A kept slot holds exactly the committed tokens of an answer up to its end. Prompts begin from the longest prefix
+    that a kept or a running slot shares with them. Reuse needs no test of the output: in a row-invariant target the
+    cache rows of equal tokens are equal; with other targets nothing is reused.
     """
 
     def __init__(self, target: Target, keep: int) -> None:
         self._target = target
-        self._keep = keep if target.row_invariant else 0
+        self._keep = keep
         self._idle: OrderedDict[int, list[int]] = OrderedDict()
+        self._running: dict[int, list[int]] = {}
 
-    def take(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """A slot whose cache holds the first `n` of these tokens and nothing else, and that n."""
+    def take(self, tokens: list[int]) -> tuple[int, int]:
+        """A slot for a row with these tokens, whose cache holds the first n of them and nothing else; and that n.
+
+        The last token is the anchor, which is never in the cache. The list stays the row's own and may grow.
+        """
+        best, shared = self._longest(tokens)
+        if best is None:
+            slot = self._make(self._target.open)
+        elif shared == len(self._idle.get(best, ())):
+            del self._idle[best]
+            slot = best
+        else:
+            slot = self._make(lambda: self._target.fork(best, shared), spare=best)
+        self._target.truncate(slot, shared)
+        self._running[slot] = tokens
+        return slot, shared
+
+    def _longest(self, tokens: list[int]) -> tuple[int | None, int]:
         best, shared = None, 0
-        for slot, kept in self._idle.items():
-            size = common_prefix(kept, tokens)
+        cached = [*self._idle.items(), *self._running.items()] if self._target.row_invariant else []
+        for slot, held in cached:
+            size = min(common_prefix(held, tokens), self._target.length(slot), len(tokens) - 1)
             if size > shared:
                 best, shared = slot, size
-        if best is None:
-            return self._open(), 0
-        del self._idle[best]
-        self._target.truncate(best, shared)
         return best, shared
 
-    def _open(self) -> int:
+    def _make(self, make: Callable[[], int], spare: int | None = None) -> int:
+        """A new slot, at the cost of idle ones when there is no other; `spare` goes last, and then becomes it."""
         while True:
             try:
-                return self._target.open()
+                return make()
             except InputError:
-                if not self._idle:
+                oldest = next((slot for slot in self._idle if slot != spare), spare)
+                if oldest is None or oldest not in self._idle:
                     raise
-                self._evict()
+                del self._idle[oldest]
+                if oldest == spare:
+                    return oldest
+                self._target.close(oldest)
 
-    def _evict(self) -> None:
-        slot, _ = self._idle.popitem(last=False)
-        self._target.close(slot)
-
-    def park(self, slot: int, tokens: Sequence[int]) -> None:
-        """An answer has ended; its slot holds these tokens."""
-        self._idle[slot] = list(tokens)
-        while len(self._idle) > self._keep:
-            self._evict()
+    def park(self, slot: int) -> None:
+        """An answer has ended; its prefix may serve again."""
+        tokens = self._running.pop(slot)
+        self._idle[slot] = tokens[: self._target.length(slot)]
+        while len(self._idle) > (self._keep if self._target.row_invariant else 0):
+            self._target.close(self._idle.popitem(last=False)[0])
 
     def drop(self, slot: int) -> None:
         """Give back a slot whose content is not known."""
+        self._running.pop(slot, None)
         self._target.close(slot)
 
     def forget(self) -> None:
         """Give back all idle slots."""
         while self._idle:
-            self._evict()
+            self._target.close(self._idle.popitem()[0])

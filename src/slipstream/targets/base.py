@@ -59,6 +59,9 @@ class Target(Protocol):
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` tokens."""
 
+    def fork(self, slot: int, length: int) -> int:
+        """A new slot that starts with the first `length` tokens of `slot`. Raises InputError when all are taken."""
+
     def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
         """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
 
