@@ -26,8 +26,11 @@ class Controller(Protocol):
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """How much drafters may offer for each row; nodes = 0 asks for nothing."""
 
-    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]]) -> list[Draft]:
-        """One draft per row out of all drafters' offers for it (offers[row][drafter])."""
+    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
+        """One draft per row out of all drafters' offers for it (offers[row][drafter]).
+
+        limits: those the drafters were asked with, cut to the room each row has left; no draft may have more nodes.
+        """
 
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
         """Learn from verification and from the clock."""

@@ -37,14 +37,14 @@ class Fixed:
             Limit(self.max_nodes, self.depth, self.width) if row.speculate else Limit(0, 0, self.width) for row in rows
         ]
 
-    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]]) -> list[Draft]:
-        """The best nodes of all offers, at most `max_nodes` for a row (draws are never left out)."""
+    def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
+        """The best nodes of all offers, as many as a row's limit allows (draws are never left out)."""
         drafts = []
-        for of_row in offers:
+        for of_row, limit in zip(offers, limits, strict=True):
             tree = merge(of_row)
             if self.shape == "chain":
                 tree = best_chain(tree)
-            drafts.append(tree.draft(self.max_nodes))
+            drafts.append(tree.draft(limit.nodes))
         return drafts
 
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:

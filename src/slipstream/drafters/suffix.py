@@ -89,10 +89,9 @@ class Suffix:
             state, match, parent, depth, reach = at
             if depth < limit.depth and state != NONE:
                 for chance, _, token, after, matched in predict(automaton, state, match, limit.width):
-                    if reach * chance >= limit.floor:
-                        order += 1
-                        entry = (-reach * chance, order, chance, token, after, matched, parent, depth + 1)
-                        heapq.heappush(waiting, entry)
+                    order += 1
+                    entry = (-reach * chance, order, chance, token, after, matched, parent, depth + 1)
+                    heapq.heappush(waiting, entry)
             if not waiting:
                 break
             negative, _, chance, token, state, match, parent, depth = heapq.heappop(waiting)

@@ -75,4 +75,4 @@ def choose(rows: Sequence[Row], parts: Parts, limits: Sequence[Limit]) -> list[D
     if not parts.drafters or not any(limit.nodes > 0 for limit in limits):
         return [Draft() for _ in rows]
     offers = [drafter.propose(rows, limits) for drafter in parts.drafters]
-    return parts.controller.choose(rows, list(zip(*offers, strict=True)))
+    return parts.controller.choose(rows, list(zip(*offers, strict=True)), limits)
