@@ -48,7 +48,8 @@ class ModelFile(ABC):
 
     path: the file or folder; name: the last part of it without extension. chat_template: jinja source, None when the
     model has none. weights_bytes: on disk. weight_types: of all tensors, the most common (in bytes) first.
-    licence: as the file names it, when it does. Tensors go by their Hugging Face names
+    licence: as the file names it, when it does. template_tokens: bos_token and eos_token as texts, for the template.
+    Tensors go by their Hugging Face names
     (`model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`, ...).
     """
 
@@ -60,6 +61,7 @@ class ModelFile(ABC):
     weights_bytes: int
     weight_types: str
     licence: str | None
+    template_tokens: dict[str, str]
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -87,9 +89,15 @@ class GGUFModel(ModelFile):
         self.config = config_from_gguf(self.file, self.vocabulary)
         self.chat_template = _text(metadata.get("tokenizer.chat_template"))
         self.licence = _text(metadata.get("general.license"))
+        self.template_tokens = self._template_tokens()
         sizes = [(info.type, info.size or 0) for info in self.file.tensors.values()]
         self.weights_bytes, self.weight_types = sum(size for _, size in sizes), _by_bytes(sizes)
         self._gguf_names = {_hf_name(name): name for name in self.file.tensors}
+
+    def _template_tokens(self) -> dict[str, str]:
+        tokens = self.file.metadata["tokenizer.ggml.tokens"]
+        named = {name: self.file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+        return {f"{name}_token": tokens[index] for name, index in named.items() if index is not None}
 
     def names(self) -> list[str]:
         """Names of all tensors."""
@@ -141,6 +149,16 @@ class FolderModel(ModelFile):
         self.weights = SafetensorsFolder(path)
         self.weights_bytes, self.weight_types = self.weights.nbytes(), _by_bytes(self.weights.types())
         self.chat_template = self._find_template()
+        self.template_tokens = self._template_tokens()
+
+    def _template_tokens(self) -> dict[str, str]:
+        found = {}
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            value = self.settings.get(name)
+            text = _text(value.get("content") if isinstance(value, dict) else value)
+            if text is not None:
+                found[name] = text
+        return found
 
     def _find_template(self) -> str | None:
         file = self.path / "chat_template.jinja"
