@@ -1,0 +1,121 @@
+"""Requests coming and going: cancelling, interrupts, failures of the runtime, progress, order."""
+
+from __future__ import annotations
+
+import pytest
+
+import beds
+from slipstream.core.errors import InputError, ModelError
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.lookup import Lookup
+
+
+def make(**settings):
+    target = beds.TableTransformer()
+    drafter = beds.random_tree(16, 1)
+    return target, drafter, beds.engine(target, [drafter], 4, **settings)
+
+
+def assert_empty(target, drafter, made) -> None:
+    made.forget()
+    assert made.idle
+    assert sorted(target.free) == list(range(8))
+    assert not drafter.rows
+
+
+def test_a_stream_left_early_frees_its_slot():
+    target, drafter, made = make()
+    stream = made.stream(made.add([1, 2]))
+    next(stream)
+    stream.close()
+    assert_empty(target, drafter, made)
+
+
+def test_cancelling_ends_running_and_waiting_rows_and_leaves_the_others_alone():
+    target, drafter, made = make(max_batch=2)
+    params = SamplingParams(max_tokens=12)
+    doomed = made.add([1], SamplingParams(max_tokens=50, n=2, seed=1, temperature=1.0))
+    kept, late = made.add([2], params), made.add([3], params)
+    made.step()
+    made.cancel(doomed)
+    made.cancel(late)
+    assert [answer.finish_reason for answer in doomed.answers] == ["cancelled", "cancelled"]
+    assert doomed.answers[0].count > 0
+    result = made.run([kept])[0]
+    assert (
+        result.outputs[0].token_ids == beds.answer(beds.engine(beds.TableTransformer()), [2], max_tokens=12).token_ids
+    )
+    made.cancel(doomed)
+    assert_empty(target, drafter, made)
+
+
+@pytest.mark.parametrize("where", ["prefill", "forward", "commit"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ModelError])
+def test_an_interrupt_inside_a_step_leaves_a_working_engine(monkeypatch, where, error):
+    target, drafter, made = make()
+    other = made.add([4, 5], SamplingParams(max_tokens=20))
+    made.step()
+    request = made.add([1, 2, 3], SamplingParams(max_tokens=20))
+    real = getattr(target, where)
+
+    def breaks(*args):
+        raise error("stopped here")
+
+    monkeypatch.setattr(target, where, breaks)
+    if where == "prefill" and error is ModelError:
+        made.step()  # a refusal of one prompt ends that request alone
+        assert (request.error, other.error) == ("stopped here", None)
+    else:
+        with pytest.raises(error):
+            made.run([request])
+        assert request.done
+        assert "stopped here" in (other.error or "")
+    monkeypatch.setattr(target, where, real)
+    made.run([other])
+    again = beds.answer(made, [1, 2, 3], max_tokens=20)
+    assert again.token_ids == beds.answer(beds.engine(beds.TableTransformer()), [1, 2, 3], max_tokens=20).token_ids
+    assert_empty(target, drafter, made)
+
+
+def test_progress_counts_the_prompt_up():
+    target = beds.TableTarget(beds.random_table(1, 16), max_context=3000)
+    seen = []
+    made = beds.engine(target, [Lookup()])
+    prompt = [index % 16 for index in range(1500)]
+    made.run([made.add(prompt, SamplingParams(max_tokens=2), progress=lambda done, total: seen.append((done, total)))])
+    assert seen == [(0, 1499), (512, 1499), (1024, 1499), (1499, 1499)]
+
+
+def test_results_keep_the_order_of_requests():
+    _, _, made = make(max_batch=3)
+    requests = [made.add([index], SamplingParams(max_tokens=20 - index)) for index in range(12)]
+    results = made.run(requests[::-1])
+    assert [result.prompt_token_ids for result in results] == [[index] for index in reversed(range(12))]
+    assert [len(result.outputs[0].token_ids) for result in results] == [20 - index for index in reversed(range(12))]
+
+
+def test_a_bad_prompt_among_good_ones_leaves_the_queue_as_it_was():
+    target, drafter, made = make()
+    with pytest.raises(InputError):
+        made.add([1, -1])
+    with pytest.raises(InputError):
+        made.add([1], SamplingParams(stop_token_ids=[16]))
+    assert_empty(target, drafter, made)
+
+
+def test_fewer_slots_than_kept_prefixes():
+    """Kept prefixes give way to rows that need a slot, also when the prompt matches a slot that must go."""
+    for slots in (1, 2, 3):
+        target = beds.TableTransformer(slots=slots)
+        made = beds.engine(target, max_batch=1)
+        for prompt in ([1, 2, 3], [1, 2, 4], [5, 6], [1, 2, 3, 4], [1, 2], [5, 6]):
+            expected = beds.answer(beds.engine(beds.TableTransformer()), prompt, max_tokens=6).token_ids
+            assert beds.answer(made, prompt, max_tokens=6).token_ids == expected
+
+
+def test_nothing_is_reused_of_targets_that_are_not_row_invariant():
+    target, _, made = make()
+    target.row_invariant = False
+    for _ in range(2):
+        result = made.run([made.add([1, 2, 3], SamplingParams(max_tokens=3))])[0]
+        assert result.timing.reused_tokens == 0
