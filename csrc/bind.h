@@ -1,0 +1,8 @@
+// The parts of the module; each is defined in its own *_bind.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_linear(nanobind::module_& m);
+void bind_decoder(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);

@@ -1,0 +1,306 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "isa.h"
+
+namespace slip {
+
+namespace {
+
+const OpsTable& ops() { return kernels().ops; }
+
+// Grows, never shrinks: passes of changing size must not pay for memory again and again. Some vectors are read up to 15
+// floats past their end.
+void ensure(std::vector<float>& buffer, size_t floats) {
+  if (buffer.size() < floats + 16) buffer.resize(floats + 16);
+}
+
+// Working memory of the calling thread.
+float* work_memory(size_t floats) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < floats) memory.resize(floats);
+  return memory.data();
+}
+
+// Rows of elementwise work that are worth a second thread, in floats.
+constexpr int64_t kGrain = 4096;
+
+template <class F> void for_rows(int rows, int64_t width, F&& body) {
+  const int64_t step = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width));
+  const int64_t tasks = (rows + step - 1) / step;
+  auto ranges = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * step; row < std::min<int64_t>(rows, end * step); row++) body(static_cast<int>(row));
+  };
+  if (tasks <= 1) return ranges(0, tasks);
+  Pool::instance().parallel_for(tasks, ranges);
+}
+
+}  // namespace
+
+Decoder::Decoder(DecoderWeights weights, float* pool) : w_(std::move(weights)), pool_(pool) {
+  scale_ = static_cast<float>(1.0 / std::sqrt(static_cast<double>(w_.shape.head_dim)));
+  const int group = w_.shape.heads / w_.shape.kv_heads;
+  group_ = std::min(group, kAttendUnits);
+  while (group % group_ != 0) group_--;
+}
+
+void Decoder::forward(const PassRows& pass, float* logits, float* features, bool store) {
+  const FpScope mode;
+  const DecoderShape& s = w_.shape;
+  prepare(pass, store);
+  embed(pass);
+  const bool outputs = logits != nullptr || (features != nullptr && std::count(s.features.begin(), s.features.end(), s.layers));
+  for (int layer = 0; layer < s.layers; layer++) {
+    const LayerWeights& w = w_.layers[layer];
+    if (layer == 0) for_rows(rows_, s.hidden, [&](int r) {
+      ops().rms_norm(&x_[size_t(r) * s.hidden], w.attention_norm, s.eps, s.hidden, &norm_[size_t(r) * s.hidden]);
+    });
+    else add_and_norm(w.attention_norm);
+    keep_features(layer, features);
+    project(norm_.data(), w.qkv, w.qkv_bias, s.q_width() + 2 * s.kv_width(), qkv_.data());
+    rotate_and_keep(layer, pass, store);
+    if (layer == s.layers - 1 && !outputs) return;  // a prefill wants the last layer's keys and values only
+    attend(layer, pass, store);
+    linear(Pool::instance(), w.output, mixed_.data(), s.q_width(), rows_, out_.data(), s.hidden, w.output_bias);
+    add_and_norm(w.mlp_norm);
+    project(norm_.data(), w.gate_up, w.gate_up_bias, 2 * int64_t(s.intermediate), gate_up_.data());
+    gate();
+    linear(Pool::instance(), w.down, gated_.data(), s.intermediate, rows_, out_.data(), s.hidden, w.down_bias);
+  }
+  add_and_norm(w_.norm);
+  keep_features(s.layers, features);
+  if (logits != nullptr)
+    linear(Pool::instance(), w_.head, norm_.data(), s.hidden, rows_, logits, s.vocab);
+}
+
+void Decoder::prepare(const PassRows& pass, bool store) {
+  const DecoderShape& s = w_.shape;
+  rows_ = pass.rows;
+  const size_t m = static_cast<size_t>(rows_);
+  ensure(x_, m * s.hidden), ensure(norm_, m * s.hidden), ensure(out_, m * s.hidden);
+  ensure(qkv_, m * (s.q_width() + 2 * s.kv_width())), ensure(mixed_, m * s.q_width());
+  ensure(gate_up_, 2 * m * s.intermediate), ensure(gated_, m * s.intermediate);
+  kept_rows_ = store ? 0 : rows_;
+  ensure(keys_, static_cast<size_t>(s.layers) * kept_rows_ * s.kv_width());
+  ensure(values_, static_cast<size_t>(s.layers) * kept_rows_ * s.kv_width());
+  positions_.resize(m), ends_.resize(m), ids_.resize(m);
+  for (int i = 0; i < pass.sequences; i++)
+    for (int row = pass.first[i]; row < pass.first[i + 1]; row++) {
+      positions_[row] = pass.prefix[i] + pass.depths[row];
+      ends_[row] = positions_[row] + 1;
+      ids_[row] = row;
+    }
+  make_groups(pass);
+}
+
+// Cuts attention into jobs of at most kAttendUnits units.
+void Decoder::make_groups(const PassRows& pass) {
+  const DecoderShape& s = w_.shape;
+  const int heads_per_kv = s.heads / s.kv_heads, most = kAttendUnits / group_;
+  groups_.clear();
+  int parts = 0;
+  for (int i = 0; i < pass.sequences; i++)
+    for (int head = 0; head < s.heads; head += group_)
+      for (int row = pass.first[i]; row < pass.first[i + 1]; row += most) {
+        const int rows = std::min(most, pass.first[i + 1] - row);
+        const int end = *std::max_element(ends_.begin() + row, ends_.begin() + row + rows);
+        const int segments = (end + kSegment - 1) / kSegment;
+        groups_.push_back({i, head, head / heads_per_kv, row, rows, segments, parts});
+        parts += segments;
+      }
+}
+
+void Decoder::embed(const PassRows& pass) {
+  const DecoderShape& s = w_.shape;
+  for_rows(rows_, s.hidden, [&](int r) { unpack_row(w_.embedding, pass.tokens[r], &x_[size_t(r) * s.hidden]); });
+}
+
+void Decoder::keep_features(int layer, float* features) {
+  const DecoderShape& s = w_.shape;
+  if (features == nullptr) return;
+  const size_t width = s.features.size() * s.hidden;
+  for (size_t place = 0; place < s.features.size(); place++)
+    if (s.features[place] == layer)
+      for (int r = 0; r < rows_; r++)
+        std::memcpy(features + r * width + place * s.hidden, &x_[size_t(r) * s.hidden], sizeof(float) * s.hidden);
+}
+
+void Decoder::project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out) {
+  int64_t column = 0;
+  for (const Packed& part : parts) {
+    linear(Pool::instance(), part, input, part.in, rows_, out + column, width, bias == nullptr ? nullptr : bias + column);
+    column += part.out;
+  }
+}
+
+void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
+  const DecoderShape& s = w_.shape;
+  const LayerWeights& w = w_.layers[layer];
+  const int half = s.head_dim / 2, width = s.q_width() + 2 * s.kv_width();
+  std::vector<int> sequence_of;
+  if (store)
+    for (int i = 0; i < pass.sequences; i++) sequence_of.insert(sequence_of.end(), pass.first[i + 1] - pass.first[i], i);
+  for_rows(rows_, width, [&](int r) {
+    float* row = &qkv_[size_t(r) * width];
+    const float* cos = cos_ + size_t(positions_[r]) * half;
+    const float* sin = sin_ + size_t(positions_[r]) * half;
+    for (int head = 0; head < s.heads + s.kv_heads; head++) {
+      float* x = row + size_t(head) * s.head_dim;
+      const float* norm = head < s.heads ? w.q_norm : w.k_norm;
+      if (norm != nullptr) ops().rms_norm(x, norm, s.eps, s.head_dim, x);
+      ops().rotate(x, cos, sin, half);
+    }
+    const float *key = row + s.q_width(), *value = key + s.kv_width();
+    if (store) {
+      const int32_t* table = pass.tables + sequence_of[r] * pass.table_stride;
+      write_cache(layer, key, value, table[positions_[r] / kKvBlock], positions_[r] % kKvBlock);
+    } else {
+      std::memcpy(keys(layer) + size_t(r) * s.kv_width(), key, sizeof(float) * s.kv_width());
+      std::memcpy(values(layer) + size_t(r) * s.kv_width(), value, sizeof(float) * s.kv_width());
+    }
+  });
+}
+
+void Decoder::write_cache(int layer, const float* key, const float* value, int block, int offset) {
+  const DecoderShape& s = w_.shape;
+  float* k = pool_ + block * s.block_floats() + layer * s.layer_floats();
+  float* v = k + s.key_floats();
+  for (int i = 0; i < s.kv_width(); i++) k[size_t(i) * kKvBlock + offset] = key[i];
+  for (int head = 0; head < s.kv_heads; head++)
+    std::memcpy(v + (size_t(head) * kKvBlock + offset) * s.value_stride(), value + size_t(head) * s.head_dim,
+                sizeof(float) * s.head_dim);
+}
+
+AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool store) const {
+  const DecoderShape& s = w_.shape;
+  const int width = s.q_width() + 2 * s.kv_width();
+  const size_t base = layer * s.layer_floats();
+  const int stored = pass.prefix[g.sequence] + pass.first[g.sequence + 1] - pass.first[g.sequence];
+  const size_t drafted = size_t(layer) * kept_rows_ * s.kv_width() + size_t(g.kv_head) * s.head_dim;
+  AttendTask t;
+  t.q = &qkv_[size_t(g.first_row) * width + size_t(g.head) * s.head_dim];
+  t.q_stride = width;
+  t.ends = &ends_[g.first_row];
+  t.ids = &ids_[g.first_row];
+  t.parents = pass.parents;
+  t.units = g.rows * group_;
+  t.group = group_;
+  t.head_dim = s.head_dim;
+  t.value_stride = s.value_stride();
+  t.scale = scale_;
+  t.cached = store ? stored : pass.prefix[g.sequence];
+  t.pool = pool_;
+  t.table = pass.tables + g.sequence * pass.table_stride;
+  t.block_floats = s.block_floats();
+  t.key_offset = base + size_t(g.kv_head) * s.head_dim * kKvBlock;
+  t.value_offset = base + s.key_floats() + size_t(g.kv_head) * kKvBlock * s.value_stride();
+  t.draft_keys = keys_.data() + (store ? 0 : drafted);
+  t.draft_values = values_.data() + (store ? 0 : drafted);
+  t.draft_stride = s.kv_width();
+  return t;
+}
+
+// Each job walks its segments in order. When there are fewer jobs than threads could share evenly, segments become
+// tasks of their own: the same parts, merged in the same order, so the results are the same.
+void Decoder::attend(int layer, const PassRows& pass, bool store) {
+  if (static_cast<int>(groups_.size()) < 4 * Pool::instance().threads()) return attend_split(layer, pass, store);
+  const size_t stride = w_.shape.value_stride(), unit = stride + 2;
+  auto body = [&](int64_t begin, int64_t end) {
+    float* memory = work_memory(attend_work(w_.shape.head_dim) + 2 * kAttendUnits * unit);
+    float *tops[2], *totals[2], *mixed[2];
+    for (int i = 0; i < 2; i++) {
+      mixed[i] = memory + i * kAttendUnits * unit;
+      tops[i] = mixed[i] + kAttendUnits * stride;
+      totals[i] = tops[i] + kAttendUnits;
+    }
+    float* work = memory + 2 * kAttendUnits * unit;
+    for (int64_t j = begin; j < end; j++) {
+      const Group& group = groups_[j];
+      const AttendTask t = task(layer, pass, group, store);
+      for (int segment = 0; segment < group.segments; segment++) {
+        const int i = segment > 0;
+        ops().attend(t, segment, {tops[i], totals[i], mixed[i]}, work);
+        for (int u = 0; i == 1 && u < t.units; u++)
+          if (t.ends[u / t.group] > segment * kSegment)
+            ops().attend_merge(tops[0] + u, totals[0] + u, mixed[0] + u * stride, tops[1] + u, totals[1] + u,
+                               mixed[1] + u * stride, static_cast<int>(stride));
+      }
+      finish(group, totals[0], mixed[0]);
+    }
+  };
+  Pool::instance().parallel_for(static_cast<int64_t>(groups_.size()), body);
+}
+
+void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
+  const size_t stride = w_.shape.value_stride(), part_floats = kAttendUnits * (stride + 2);
+  const int parts = groups_.back().part + groups_.back().segments;
+  ensure(parts_, parts * part_floats);
+  std::unique_ptr<std::atomic<int>[]> left(new std::atomic<int>[groups_.size()]);
+  std::vector<int> group_of;
+  for (size_t j = 0; j < groups_.size(); j++) {
+    left[j].store(groups_[j].segments, std::memory_order_relaxed);
+    group_of.insert(group_of.end(), groups_[j].segments, static_cast<int>(j));
+  }
+  auto part_of = [&](int index) {
+    float* mixed = parts_.data() + index * part_floats;
+    return AttendPart{mixed + kAttendUnits * stride, mixed + kAttendUnits * (stride + 1), mixed};
+  };
+  auto body = [&](int64_t begin, int64_t end) {
+    float* work = work_memory(attend_work(w_.shape.head_dim));
+    for (int64_t index = begin; index < end; index++) {
+      const Group& group = groups_[group_of[index]];
+      const AttendTask t = task(layer, pass, group, store);
+      ops().attend(t, static_cast<int>(index) - group.part, part_of(static_cast<int>(index)), work);
+      if (left[group_of[index]].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+      const AttendPart state = part_of(group.part);  // the last one to finish merges all, in order
+      for (int segment = 1; segment < group.segments; segment++) {
+        const AttendPart next = part_of(group.part + segment);
+        for (int u = 0; u < t.units; u++)
+          if (t.ends[u / t.group] > segment * kSegment)
+            ops().attend_merge(state.top + u, state.total + u, state.mixed + u * stride, next.top + u, next.total + u,
+                               next.mixed + u * stride, static_cast<int>(stride));
+      }
+      finish(group, state.total, state.mixed);
+    }
+  };
+  Pool::instance().parallel_for(parts, body);
+}
+
+void Decoder::finish(const Group& g, const float* totals, const float* mixed) {
+  const DecoderShape& s = w_.shape;
+  for (int u = 0; u < g.rows * group_; u++) {
+    float* out = &mixed_[size_t(g.first_row + u / group_) * s.q_width() + size_t(g.head + u % group_) * s.head_dim];
+    ops().attend_finish(totals[u], mixed + size_t(u) * s.value_stride(), s.head_dim, out);
+  }
+}
+
+void Decoder::add_and_norm(const float* weight) {
+  const int n = w_.shape.hidden;
+  for_rows(rows_, n, [&](int r) {
+    float* x = &x_[size_t(r) * n];
+    ops().add(&out_[size_t(r) * n], n, x);
+    ops().rms_norm(x, weight, w_.shape.eps, n, &norm_[size_t(r) * n]);
+  });
+}
+
+void Decoder::gate() {
+  const int n = w_.shape.intermediate;
+  for_rows(rows_, 4 * int64_t(n), [&](int r) {
+    const float* both = &gate_up_[2 * size_t(r) * n];
+    ops().silu_mul(both, both + n, n, &gated_[size_t(r) * n]);
+  });
+}
+
+void Decoder::commit(int count, const int32_t* rows, const int32_t* blocks, const int32_t* offsets) {
+  const size_t width = w_.shape.kv_width();
+  for (int layer = 0; layer < w_.shape.layers; layer++)
+    for (int i = 0; i < count; i++)
+      write_cache(layer, keys(layer) + rows[i] * width, values(layer) + rows[i] * width, blocks[i], offsets[i]);
+}
+
+}  // namespace slip

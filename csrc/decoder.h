@@ -1,0 +1,100 @@
+// A whole pass of a decoder of the Llama family: tokens in, logits out, keys and values kept aside or stored.
+//
+// Twin: kernels/reference_decoder.py. The decoder only orders the work; all arithmetic is in the kernel tables.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "linear.h"
+#include "ops.h"
+#include "pool.h"
+
+namespace slip {
+
+struct DecoderShape {
+  int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
+  float eps;
+  std::vector<int> features;  // layers whose inputs are features; `layers` means the last output
+
+  int q_width() const { return heads * head_dim; }
+  int kv_width() const { return kv_heads * head_dim; }
+  int value_stride() const { return (head_dim + 15) / 16 * 16; }
+  // Floats of one layer in a block: keys [kv_heads, head_dim, kKvBlock], then values [kv_heads, kKvBlock, stride].
+  size_t key_floats() const { return static_cast<size_t>(kv_width()) * kKvBlock; }
+  size_t layer_floats() const { return key_floats() + static_cast<size_t>(kv_heads) * kKvBlock * value_stride(); }
+  size_t block_floats() const { return layer_floats() * layers; }
+};
+
+// Weights of one layer; null where the model has none. qkv holds 1 or 3 parts, gate_up 1 or 2.
+struct LayerWeights {
+  const float *attention_norm, *mlp_norm, *q_norm, *k_norm;
+  const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
+  std::vector<Packed> qkv, gate_up;
+  Packed output, down;
+};
+
+struct DecoderWeights {
+  DecoderShape shape;
+  Packed embedding, head;
+  const float* norm;
+  std::vector<LayerWeights> layers;
+};
+
+// The rows of a pass, grouped by sequence; see Pass in kernels/decoder.py.
+struct PassRows {
+  int rows, sequences;
+  const int32_t *tokens, *parents, *depths;  // [rows]
+  const int32_t *first, *prefix;             // [sequences + 1], [sequences]
+  const int32_t* tables;                     // [sequences, table_stride]
+  int64_t table_stride;
+};
+
+class Decoder {
+ public:
+  // pool: KV blocks of shape.block_floats(). Pointers must outlive the decoder.
+  Decoder(DecoderWeights weights, float* pool);
+
+  void set_rope(const float* cos, const float* sin) { cos_ = cos, sin_ = sin; }
+  // logits [rows, vocab] and features [rows, features * hidden] may be null. With `store` keys and values go straight
+  // into the blocks at prefix + depth, else they stay aside for `commit`.
+  void forward(const PassRows& pass, float* logits, float* features, bool store);
+  // Copies keys and values of `count` rows of the last pass to their blocks and offsets.
+  void commit(int count, const int32_t* rows, const int32_t* blocks, const int32_t* offsets);
+  int last_rows() const { return kept_rows_; }
+
+ private:
+  struct Group {  // one attention job: rows of a sequence, heads that share a key-value head
+    int sequence, head, kv_head, first_row, rows, segments, part;
+  };
+
+  void prepare(const PassRows& pass, bool store);
+  void make_groups(const PassRows& pass);
+  void embed(const PassRows& pass);
+  void keep_features(int layer, float* features);
+  void project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out);
+  void rotate_and_keep(int layer, const PassRows& pass, bool store);
+  void attend(int layer, const PassRows& pass, bool store);
+  void attend_split(int layer, const PassRows& pass, bool store);
+  AttendTask task(int layer, const PassRows& pass, const Group& group, bool store) const;
+  void finish(const Group& group, const float* totals, const float* mixed);
+  void add_and_norm(const float* weight);
+  void gate();
+  void write_cache(int layer, const float* key, const float* value, int block, int offset);
+  float* keys(int layer) { return keys_.data() + static_cast<size_t>(layer) * kept_rows_ * w_.shape.kv_width(); }
+  float* values(int layer) { return values_.data() + static_cast<size_t>(layer) * kept_rows_ * w_.shape.kv_width(); }
+
+  DecoderWeights w_;
+  float* pool_;
+  const float *cos_ = nullptr, *sin_ = nullptr;
+  float scale_;
+  int group_;          // heads of one attention job: all heads of a key-value head unless they are very many
+  int kept_rows_ = 0;  // rows of the last pass in keys_ and values_
+  int rows_ = 0;
+  std::vector<float> x_, norm_, qkv_, mixed_, out_, gate_up_, gated_, keys_, values_, parts_;
+  std::vector<int32_t> positions_, ends_, ids_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace slip

@@ -1,0 +1,193 @@
+// Python bindings of the decoder. Callers (kernels/decoder.py) have checked sizes; what could reach foreign memory is
+// checked here again.
+#include "decoder.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "isa.h"
+#include "packed_bind.h"
+
+namespace {
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void check(bool holds, const char* message) {
+  if (!holds) throw nb::value_error(message);
+}
+
+// Collects weights out of Python dictionaries and keeps what they point into alive.
+class Reader {
+ public:
+  explicit Reader(std::vector<nb::object>& kept) : kept_(kept) {}
+
+  const float* vector(const nb::dict& from, const char* name, int64_t length) {
+    nb::object value = from[name];
+    if (value.is_none()) return nullptr;
+    const Vector array = nb::cast<Vector>(value);
+    check(static_cast<int64_t>(array.shape(0)) == length, "a vector of weights has the wrong length");
+    kept_.push_back(std::move(value));
+    return array.data();
+  }
+
+  slip::Packed matrix(nb::object value, int64_t out, int64_t in) {
+    const slip::Packed view = nb::cast<const PackedHandle&>(value).view;
+    check((out < 0 || view.out == out) && view.in == in, "a matrix of weights has the wrong shape");
+    kept_.push_back(std::move(value));
+    return view;
+  }
+
+  std::vector<slip::Packed> stack(const nb::dict& from, const char* name, int64_t out, int64_t in) {
+    std::vector<slip::Packed> parts;
+    for (nb::handle part : nb::cast<nb::list>(from[name])) {
+      parts.push_back(matrix(nb::borrow(part), -1, in));
+      out -= parts.back().out;
+    }
+    check(out == 0, "stacked weights have the wrong number of rows");
+    return parts;
+  }
+
+ private:
+  std::vector<nb::object>& kept_;
+};
+
+slip::DecoderShape read_shape(const nb::dict& d) {
+  auto number = [&](const char* name) { return nb::cast<int>(d[name]); };
+  slip::DecoderShape s;
+  s.hidden = number("hidden"), s.intermediate = number("intermediate"), s.layers = number("layers");
+  s.heads = number("heads"), s.kv_heads = number("kv_heads"), s.head_dim = number("head_dim");
+  s.vocab = number("vocab"), s.eps = nb::cast<float>(d["eps"]);
+  s.features = nb::cast<std::vector<int>>(d["features"]);
+  check(s.layers > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0 && s.head_dim % 2 == 0,
+        "the decoder's shape is not possible");
+  return s;
+}
+
+slip::LayerWeights read_layer(Reader& reader, const nb::dict& d, const slip::DecoderShape& s) {
+  slip::LayerWeights w;
+  const int64_t qkv = s.q_width() + 2 * int64_t(s.kv_width()), both = 2 * int64_t(s.intermediate);
+  w.attention_norm = reader.vector(d, "attention_norm", s.hidden);
+  w.mlp_norm = reader.vector(d, "mlp_norm", s.hidden);
+  w.q_norm = reader.vector(d, "q_norm", s.head_dim);
+  w.k_norm = reader.vector(d, "k_norm", s.head_dim);
+  w.qkv_bias = reader.vector(d, "qkv_bias", qkv);
+  w.output_bias = reader.vector(d, "output_bias", s.hidden);
+  w.gate_up_bias = reader.vector(d, "gate_up_bias", both);
+  w.down_bias = reader.vector(d, "down_bias", s.hidden);
+  w.qkv = reader.stack(d, "qkv", qkv, s.hidden);
+  w.gate_up = reader.stack(d, "gate_up", both, s.hidden);
+  w.output = reader.matrix(d["output"], s.hidden, s.q_width());
+  w.down = reader.matrix(d["down"], s.hidden, s.intermediate);
+  check(w.attention_norm != nullptr && w.mlp_norm != nullptr, "a norm weight is missing");
+  return w;
+}
+
+class PyDecoder {
+ public:
+  PyDecoder(const nb::dict& shape, const nb::dict& weights, const Out& pool) : pool_(pool) {
+    Reader reader(kept_);
+    slip::DecoderWeights w;
+    w.shape = read_shape(shape);
+    shape_ = w.shape;
+    w.embedding = reader.matrix(weights["embedding"], shape_.vocab, shape_.hidden);
+    w.head = reader.matrix(weights["head"], shape_.vocab, shape_.hidden);
+    w.norm = reader.vector(weights, "norm", shape_.hidden);
+    for (nb::handle layer : nb::cast<nb::list>(weights["layers"]))
+      w.layers.push_back(read_layer(reader, nb::cast<nb::dict>(layer), shape_));
+    check(w.norm != nullptr && static_cast<int>(w.layers.size()) == shape_.layers, "layers or the last norm are missing");
+    check(pool.shape(1) == shape_.block_floats(), "the KV pool has blocks of another size");
+    decoder_.emplace(std::move(w), pool.data());
+  }
+
+  void rope(const Matrix& cos, const Matrix& sin) {
+    check(cos.shape(0) == sin.shape(0) && 2 * cos.shape(1) == static_cast<size_t>(shape_.head_dim) && cos.shape(1) == sin.shape(1),
+          "rope tables have the wrong shape");
+    cos_ = cos, sin_ = sin;
+    decoder_->set_rope(cos_.data(), sin_.data());
+  }
+
+  void forward(const std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>& arrays, const std::optional<Out>& logits,
+               const std::optional<Out>& features, bool store) {
+    const auto& [tokens, parents, depths, first, prefix, tables] = arrays;
+    const size_t rows = tokens.shape(0), sequences = prefix.shape(0);
+    check(rows > 0 && parents.shape(0) == rows && depths.shape(0) == rows, "arrays of a pass differ in length");
+    check(first.shape(0) == sequences + 1 && tables.shape(0) == sequences, "arrays of sequences differ in length");
+    check(!logits || (logits->shape(0) == rows && logits->shape(1) == static_cast<size_t>(shape_.vocab)), "logits: wrong shape");
+    check(!features || (features->shape(0) == rows && features->shape(1) == shape_.features.size() * shape_.hidden),
+          "features: wrong shape");
+    const slip::PassRows pass{static_cast<int>(rows), static_cast<int>(sequences), tokens.data(), parents.data(),
+                              depths.data(), first.data(), prefix.data(), tables.data(),
+                              static_cast<int64_t>(tables.shape(1))};
+    check_pass(pass, store);
+    nb::gil_scoped_release release;
+    decoder_->forward(pass, logits ? logits->data() : nullptr, features ? features->data() : nullptr, store);
+  }
+
+  void commit(const Ids& rows, const Ids& blocks, const Ids& offsets) {
+    check(rows.shape(0) == blocks.shape(0) && rows.shape(0) == offsets.shape(0), "arrays of commit differ in length");
+    for (size_t i = 0; i < rows.shape(0); i++) {
+      check(rows.data()[i] >= 0 && rows.data()[i] < decoder_->last_rows(), "commit of a row that the last pass did not have");
+      check(blocks.data()[i] >= 0 && blocks.data()[i] < static_cast<int64_t>(pool_.shape(0)), "commit to a block outside the pool");
+      check(offsets.data()[i] >= 0 && offsets.data()[i] < slip::kKvBlock, "commit outside of a block");
+    }
+    nb::gil_scoped_release release;
+    decoder_->commit(static_cast<int>(rows.shape(0)), rows.data(), blocks.data(), offsets.data());
+  }
+
+ private:
+  // Everything that becomes an address.
+  void check_pass(const slip::PassRows& p, bool store) const {
+    check(p.first[0] == 0 && p.first[p.sequences] == p.rows, "sequences do not cover the rows of the pass");
+    const int64_t positions = static_cast<int64_t>(cos_.is_valid() ? cos_.shape(0) : 0), blocks = static_cast<int64_t>(pool_.shape(0));
+    for (int i = 0; i < p.sequences; i++) {
+      check(p.first[i] < p.first[i + 1] && p.prefix[i] >= 0, "a sequence of the pass is empty or has a negative prefix");
+      int64_t keys = p.prefix[i];
+      for (int r = p.first[i]; r < p.first[i + 1]; r++) {
+        check(p.tokens[r] >= 0 && p.tokens[r] < shape_.vocab, "token id outside the vocabulary");
+        check(p.parents[r] < r && (p.parents[r] < 0 || p.parents[r] >= p.first[i]), "a row's parent is not before it");
+        check(p.depths[r] == (p.parents[r] < 0 ? 0 : p.depths[p.parents[r]] + 1), "a row's depth does not fit its parent");
+        check(!store || p.depths[r] == r - p.first[i], "only chains can be stored");
+        check(int64_t(p.prefix[i]) + p.depths[r] < positions, "a row's position is outside the rope tables");
+      }
+      if (store) keys += p.first[i + 1] - p.first[i];
+      const int64_t needed = (keys + slip::kKvBlock - 1) / slip::kKvBlock;
+      check(needed <= p.table_stride, "a sequence is longer than its block table");
+      for (int64_t b = 0; b < needed; b++)
+        check(p.tables[i * p.table_stride + b] >= 0 && p.tables[i * p.table_stride + b] < blocks, "a block outside the pool");
+    }
+  }
+
+  std::vector<nb::object> kept_;
+  slip::DecoderShape shape_;
+  Out pool_;
+  Matrix cos_, sin_;
+  std::optional<slip::Decoder> decoder_;
+};
+
+void apply(const Vector& x, const nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
+  check(x.shape(0) == out.shape(0), "out has the wrong length");
+  const slip::FpScope mode;
+  slip::kernels().ops.exp(x.data(), static_cast<int>(x.shape(0)), out.data());
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+  nb::class_<PyDecoder>(m, "Decoder", "A decoder of the Llama family; see kernels/decoder.py.")
+      .def(nb::init<const nb::dict&, const nb::dict&, const Out&>(), nb::arg("shape"), nb::arg("weights"), nb::arg("pool"))
+      .def("rope", &PyDecoder::rope, nb::arg("cos"), nb::arg("sin"))
+      .def("forward", &PyDecoder::forward, nb::arg("arrays"), nb::arg("logits").none(), nb::arg("features").none(), nb::arg("store"))
+      .def("commit", &PyDecoder::commit, nb::arg("rows"), nb::arg("blocks"), nb::arg("offsets"));
+  m.def("exp", &apply, nb::arg("x"), nb::arg("out"), "e^x with the decoder's own polynomial.");
+}

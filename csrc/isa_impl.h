@@ -1,0 +1,14 @@
+// Included once by each isa_*.cpp, which defines SLIP_ISA (the namespace) and SLIP_ISA_NAME.
+#include "isa.h"
+#include "simd.h"
+
+#include "linear_kernels.h"
+#include "ops_kernels.h"
+#include "sampling_kernels.h"
+
+namespace slip::SLIP_ISA {
+
+extern const KernelTable table;
+const KernelTable table = {SLIP_ISA_NAME, linear_table(), ops_table(), sampling_table()};
+
+}  // namespace slip::SLIP_ISA

@@ -1,0 +1,374 @@
+// `linear` of one instruction set; included by isa_impl.h only. Layout and law: linear.h.
+#pragma once
+
+#include <utility>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace slip::SLIP_ISA {
+namespace {
+
+// How many rows share one unpacking in registers, and the register block of the path through the L1 buffer.
+#if defined(SLIP_SIMD_AVX512)
+constexpr int kFusedRows = 8, kMicroTiles = 2, kMicroRows = 12;
+#else
+constexpr int kFusedRows = 2, kMicroTiles = 1, kMicroRows = 6;
+#endif
+constexpr int kChunk = 128;      // inputs unpacked at once: 128 x 32 floats = 16 KiB
+constexpr int kRowBlock = 240;   // rows that share one unpacking through the buffer
+constexpr size_t kAhead = 2048;  // bytes of prefetch
+
+template <int N> struct Vectors { f32x16 v[N]; };
+
+#define SLIP_LAMBDA __attribute__((always_inline))
+#define SLIP_UNROLL _Pragma("GCC unroll 16")
+
+template <int N, class F> SLIP_INLINE void repeat(F&& f) {
+  [&]<int... K>(std::integer_sequence<int, K...>) SLIP_LAMBDA {
+    (f(std::integral_constant<int, K>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+// Field number K of B bits as a float.
+template <int B, bool SIGNED, int K> SLIP_INLINE f32x16 field(i32x16 u) {
+  constexpr int low = B * K;
+  if constexpr (B == 4 && SIGNED) return nibble_signed<low>(u);
+  else if constexpr (B == 4) return nibble<low>(u);
+  else if constexpr (SIGNED && low + B == 32) return to_f32(sar<32 - B>(u));
+  else if constexpr (SIGNED) return to_f32(sar<32 - B>(shl<32 - B - low>(u)));
+  else if constexpr (low + B == 32) return to_f32(shr<low>(u));
+  else if constexpr (low == 0) return to_f32(iand(u, ibcast((1 << B) - 1)));
+  else return to_f32(iand(shr<low>(u), ibcast((1 << B) - 1)));
+}
+
+// One line of words of N / 2 panels: vector t belongs to panel t / 2.
+template <int N> struct Words { i32x16 v[N]; };
+template <int N> SLIP_INLINE Words<N> words(const uint8_t* const* p, size_t offset) {
+  Words<N> r;
+  SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2] + offset + 64 * (t % 2));
+  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2] + offset + kAhead + 64 * (t % 2));
+  return r;
+}
+template <int N> SLIP_INLINE Vectors<N> halves(const uint8_t* const* p, size_t offset) {
+  Vectors<N> r;
+  SLIP_UNROLL for (int t = 0; t < N; t++)
+    r.v[t] = load_f16(reinterpret_cast<const uint16_t*>(p[t / 2] + offset + 32 * (t % 2)));
+  SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2] + offset + kAhead);
+  return r;
+}
+
+template <int N, bool MIN> struct Scale {
+  Vectors<N> d, m;
+  SLIP_INLINE f32x16 apply(f32x16 q, int t) const { return MIN ? fma(q, d.v[t], m.v[t]) : mul(q, d.v[t]); }
+};
+
+// Calls f(i, w) for the fields of one line of words.
+template <int B, bool SIGNED, int COUNT, int N, bool MIN, class F>
+SLIP_INLINE void emit(const Words<N>& u, const Scale<N, MIN>& s, int64_t i, F&& f) {
+  repeat<COUNT>([&](auto k) SLIP_LAMBDA {
+    Vectors<N> w;
+    SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = s.apply(field<B, SIGNED, decltype(k)::value>(u.v[t]), t);
+    f(i + decltype(k)::value, w);
+  });
+}
+// ... and for the one field put together from left-over bits.
+template <int B, bool SIGNED, int N, bool MIN, class F>
+SLIP_INLINE void emit_rest(const Words<N>& u, const Scale<N, MIN>& s, int64_t i, F&& f) {
+  Vectors<N> w;
+  SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = s.apply(field<B, SIGNED, 0>(u.v[t]), t);
+  f(i, w);
+}
+
+constexpr size_t field_bytes(int bits, int inputs) { return static_cast<size_t>(bits) * inputs * kPanel / 8; }
+
+// 32 inputs of 4, 5 or 8 bits with one scale.
+template <int B, bool SIGNED, int N, bool MIN, class F>
+SLIP_INLINE void fields32(const uint8_t* const* p, size_t offset, const Scale<N, MIN>& s, int64_t i, F&& f) {
+  if constexpr (B == 5) {
+    Words<N> first, second;
+    repeat<5>([&](auto step) SLIP_LAMBDA {
+      constexpr int k = decltype(step)::value;
+      const Words<N> u = words<N>(p, offset + 128 * k);
+      SLIP_UNROLL for (int t = 0; t < N; t++) {
+        const i32x16 top = shr<30>(u.v[t]);
+        if constexpr (k == 0) first.v[t] = top;
+        if constexpr (k == 1) first.v[t] = ior(first.v[t], shl<2>(top));
+        if constexpr (k == 2) second.v[t] = top;
+        if constexpr (k == 3) second.v[t] = ior(second.v[t], shl<2>(top));
+        if constexpr (k == 4) {
+          first.v[t] = ior(first.v[t], shl<4>(iand(top, ibcast(1))));
+          second.v[t] = ior(second.v[t], shl<4>(shr<1>(top)));
+        }
+      }
+      emit<5, SIGNED, 6>(u, s, i + 6 * k, f);
+    });
+    emit_rest<5, SIGNED>(first, s, i + 30, f);
+    emit_rest<5, SIGNED>(second, s, i + 31, f);
+  } else {
+    for (int k = 0; k < B; k++) emit<B, SIGNED, 32 / B>(words<N>(p, offset + 128 * k), s, i + 32 / B * k, f);
+  }
+}
+
+// 16 signed inputs of 6 bits with one scale.
+template <int N, class F>
+SLIP_INLINE void fields16(const uint8_t* const* p, size_t offset, const Scale<N, false>& s, int64_t i, F&& f) {
+  Words<N> rest;
+  repeat<3>([&](auto step) SLIP_LAMBDA {
+    constexpr int k = decltype(step)::value;
+    const Words<N> u = words<N>(p, offset + 128 * k);
+    SLIP_UNROLL for (int t = 0; t < N; t++) {
+      if constexpr (k == 0) rest.v[t] = shr<30>(u.v[t]);
+      else rest.v[t] = ior(rest.v[t], shl<2 * k>(shr<30>(u.v[t])));
+    }
+    emit<6, true, 5>(u, s, i + 5 * k, f);
+  });
+  emit_rest<6, true>(rest, s, i + 15, f);
+}
+
+// A type's `walk<N>(p, begin, end, f)` calls f(i, w) for begin <= i < end in order, where w holds the weights of input i
+// for the N / 2 panels that p points to. begin is a multiple of kChunk.
+struct WalkF32 {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) {
+      const Words<N> u = words<N>(p, 128 * static_cast<size_t>(i));
+      Vectors<N> w;
+      SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(u.v[t]);
+      f(i, w);
+    }
+  }
+};
+
+struct WalkF16 {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) f(i, halves<N>(p, 64 * static_cast<size_t>(i)));
+  }
+};
+
+struct WalkBF16 {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    int64_t i = begin;
+    _Pragma("GCC unroll 2") for (; i + 1 < end; i += 2) {
+      const Words<N> u = words<N>(p, 64 * static_cast<size_t>(i));
+      f(i, low(u));
+      Vectors<N> w;
+      SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(iand(u.v[t], ibcast(static_cast<int32_t>(0xffff0000u))));
+      f(i + 1, w);
+    }
+    if (i < end) f(i, low(words<N>(p, 64 * static_cast<size_t>(i))));
+  }
+  template <int N> static SLIP_INLINE Vectors<N> low(const Words<N>& u) {
+    Vectors<N> w;
+    SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(shl<16>(u.v[t]));
+    return w;
+  }
+};
+
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+template <int B, bool MIN> struct WalkQ {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    constexpr size_t head = MIN ? 128 : 64, block = head + field_bytes(B, 32);
+    for (int64_t i = begin; i < end; i += 32) {
+      const size_t at = static_cast<size_t>(i / 32) * block;
+      Scale<N, MIN> s;
+      s.d = halves<N>(p, at);
+      if constexpr (MIN) s.m = halves<N>(p, at + 64);
+      fields32<B, !MIN>(p, at + head, s, i, f);
+    }
+  }
+};
+
+// Q4_K, Q5_K. d*scale and dmin*min are exact; d*q - dmin*min = fma(q, d, -(dmin*min)) since d*q is exact too.
+template <int B> struct WalkK {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    constexpr size_t fields = field_bytes(B, 32), part = 128 + 2 * fields, block = 128 + 4 * part;
+    for (int64_t i = begin; i < end; i += 64) {
+      const size_t base = static_cast<size_t>(i / 256) * block, at = base + 128 + static_cast<size_t>(i % 256 / 64) * part;
+      const Words<N> scales = words<N>(p, at);
+      const Vectors<N> d = halves<N>(p, base), m = halves<N>(p, base + 64);
+      repeat<2>([&](auto half) SLIP_LAMBDA {
+        constexpr int h = decltype(half)::value;
+        Scale<N, true> s;
+        SLIP_UNROLL for (int t = 0; t < N; t++) {
+          s.d.v[t] = mul(d.v[t], field<8, false, 2 * h>(scales.v[t]));
+          s.m.v[t] = mul(neg(m.v[t]), field<8, false, 2 * h + 1>(scales.v[t]));
+        }
+        fields32<B, false>(p, at + 128 + h * fields, s, i + 32 * h, f);
+      });
+    }
+  }
+};
+
+struct WalkQ6K {
+  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+    constexpr size_t part = 128 + field_bytes(6, 64), block = 64 + 4 * part;
+    for (int64_t i = begin; i < end; i += 64) {
+      const size_t base = static_cast<size_t>(i / 256) * block, at = base + 64 + static_cast<size_t>(i % 256 / 64) * part;
+      Words<N> scales = words<N>(p, at);
+      const Vectors<N> d = halves<N>(p, base);
+      for (int k = 0; k < 4; k++) {
+        Scale<N, false> s;
+        SLIP_UNROLL for (int t = 0; t < N; t++) {
+          s.d.v[t] = mul(d.v[t], field<8, true, 0>(scales.v[t]));
+          scales.v[t] = shr<8>(scales.v[t]);
+        }
+        fields16(p, at + 128 + k * field_bytes(6, 16), s, i + 16 * k, f);
+      }
+    }
+  }
+};
+
+// Writes 32 outputs of a row: the panel's last outputs may not exist.
+SLIP_INLINE void put(const LinearArgs& a, int64_t row, int64_t panel, const f32x16& low, const f32x16& high) {
+  const int64_t first = panel * kPanel, count = a.w.out - first;
+  float* y = a.y + row * a.ldy + first;
+  const float* bias = a.bias == nullptr ? nullptr : a.bias + first;
+  if (count >= kPanel) {
+    store(y, bias == nullptr ? low : add(low, load(bias)));
+    store(y + 16, bias == nullptr ? high : add(high, load(bias + 16)));
+    return;
+  }
+  float lanes[kPanel];
+  store(lanes, low);
+  store(lanes + 16, high);
+  for (int64_t o = 0; o < count; o++) y[o] = bias == nullptr ? lanes[o] : lanes[o] + bias[o];
+}
+
+// ROWS rows from `row` on, PANELS panels from `panel` on, everything in registers.
+template <class W, int PANELS, int ROWS> void fused(const LinearArgs& a, int64_t panel, int64_t row) {
+  constexpr int N = 2 * PANELS;
+  const uint8_t* p[PANELS];
+  for (int k = 0; k < PANELS; k++) p[k] = a.w.data + static_cast<size_t>(panel + k) * a.w.panel_bytes();
+  const float* x = a.x + row * a.ldx;
+  const int64_t ldx = a.ldx;
+  f32x16 acc[ROWS][N];
+  SLIP_UNROLL for (int r = 0; r < ROWS; r++) SLIP_UNROLL for (int t = 0; t < N; t++) acc[r][t] = zero();
+  W::template walk<N>(p, 0, a.w.in, [&](int64_t i, const Vectors<N>& w) SLIP_LAMBDA {
+    SLIP_UNROLL for (int r = 0; r < ROWS; r++) {
+      const f32x16 xv = bcast(x[r * ldx + i]);
+      SLIP_UNROLL for (int t = 0; t < N; t++) acc[r][t] = fma(xv, w.v[t], acc[r][t]);
+    }
+  });
+  SLIP_UNROLL for (int r = 0; r < ROWS; r++)
+    SLIP_UNROLL for (int k = 0; k < PANELS; k++) put(a, row + r, panel + k, acc[r][2 * k], acc[r][2 * k + 1]);
+}
+
+// acc[ROWS][32] += x[ROWS][n] w[n][32], for TILES * 16 of the 32 columns.
+template <int TILES, int ROWS>
+void micro(const float* w, const float* x, int64_t ldx, int64_t n, float* out, bool first, const uint8_t* ahead) {
+  f32x16 acc[ROWS][TILES];
+  SLIP_UNROLL for (int r = 0; r < ROWS; r++)
+    SLIP_UNROLL for (int t = 0; t < TILES; t++) acc[r][t] = first ? zero() : load(out + r * kPanel + 16 * t);
+  for (int64_t i = 0; i < n; i++) {
+    if (ahead != nullptr) {
+      prefetch(ahead + 128 * i);
+      if (TILES > 1) prefetch(ahead + 128 * i + 64);
+    }
+    f32x16 wv[TILES];
+    SLIP_UNROLL for (int t = 0; t < TILES; t++) wv[t] = load(w + kPanel * i + 16 * t);
+    SLIP_UNROLL for (int r = 0; r < ROWS; r++) {
+      const f32x16 xv = bcast(x[r * ldx + i]);
+      SLIP_UNROLL for (int t = 0; t < TILES; t++) acc[r][t] = fma(xv, wv[t], acc[r][t]);
+    }
+  }
+  SLIP_UNROLL for (int r = 0; r < ROWS; r++)
+    SLIP_UNROLL for (int t = 0; t < TILES; t++) store(out + r * kPanel + 16 * t, acc[r][t]);
+}
+
+using Micro = void (*)(const float*, const float*, int64_t, int64_t, float*, bool, const uint8_t*);
+template <int... K> constexpr auto micro_table(std::integer_sequence<int, K...>) {
+  struct { Micro rows[sizeof...(K)]; } table = {{micro<kMicroTiles, K + 1>...}};
+  return table;
+}
+constexpr auto kMicro = micro_table(std::make_integer_sequence<int, kMicroRows>{});
+
+// `rows` <= kRowBlock rows of one panel: unpack a chunk of inputs, use it for all rows, go on.
+template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row, int64_t rows) {
+  alignas(64) float buffer[kChunk * kPanel];
+  alignas(64) float acc[kRowBlock * kPanel];
+  constexpr bool direct = __is_same(W, WalkF32);
+  const uint8_t* p = a.w.data + static_cast<size_t>(panel) * a.w.panel_bytes();
+  const int64_t blocks = (rows + kMicroRows - 1) / kMicroRows;
+  for (int64_t begin = 0; begin < a.w.in; begin += kChunk) {
+    const int64_t end = begin + kChunk < a.w.in ? begin + kChunk : a.w.in;
+    const float* w = direct ? reinterpret_cast<const float*>(p) + begin * kPanel : buffer;
+    if constexpr (!direct) {
+      W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
+        store(buffer + (i - begin) * kPanel, v.v[0]);
+        store(buffer + (i - begin) * kPanel + 16, v.v[1]);
+      });
+    }
+    for (int64_t b = 0; b < blocks; b++) {
+      const int64_t r0 = rows * b / blocks, r1 = rows * (b + 1) / blocks;  // even blocks: 13 rows are 7 + 6
+      const float* x = a.x + (row + r0) * a.ldx + begin;
+      for (int t = 0; t < 2; t += kMicroTiles) {
+        const uint8_t* ahead = direct && b == 0 ? p + 128 * end + 64 * t : nullptr;
+        kMicro.rows[r1 - r0 - 1](w + 16 * t, x, a.ldx, end - begin, acc + r0 * kPanel + 16 * t, begin == 0, ahead);
+      }
+    }
+  }
+  if (a.w.in == 0)
+    for (int64_t k = 0; k < rows * kPanel; k++) acc[k] = 0.0f;
+  for (int64_t r = 0; r < rows; r++) put(a, row + r, panel, load(acc + r * kPanel), load(acc + r * kPanel + 16));
+}
+
+template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel, int64_t rows) {
+  if constexpr (ROWS <= kFusedRows) {
+    if (rows == ROWS) fused<W, 1, ROWS>(a, panel, 0);
+    else fused_rows<W, ROWS + 1>(a, panel, rows);
+  }
+}
+
+template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t end) {
+  if (a.m == 1) {
+    // Two panels at once: more independent sums in flight hide the latency of fma.
+    for (; begin + 1 < end; begin += 2) fused<W, 2, 1>(a, begin, 0);
+  }
+  if (a.m <= kFusedRows) {
+    for (; begin < end; begin++) fused_rows<W, 1>(a, begin, a.m);
+    return;
+  }
+  for (int64_t row = 0; row < a.m; row += kRowBlock)
+    for (int64_t panel = begin; panel < end; panel++)
+      buffered<W>(a, panel, row, a.m - row < kRowBlock ? a.m - row : kRowBlock);
+}
+
+template <class W> void unpack_of(const Packed& w, int64_t panel, float* out) {
+  const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes();
+  W::template walk<2>(&p, 0, w.in, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
+    store(out + i * kPanel, v.v[0]);
+    store(out + i * kPanel + 16, v.v[1]);
+  });
+}
+
+#define SLIP_DISPATCH(TYPE, FUNCTION, ...)                          \
+  switch (TYPE) {                                                   \
+    case Type::F32: FUNCTION<WalkF32>(__VA_ARGS__); break;          \
+    case Type::F16: FUNCTION<WalkF16>(__VA_ARGS__); break;          \
+    case Type::BF16: FUNCTION<WalkBF16>(__VA_ARGS__); break;        \
+    case Type::Q8_0: FUNCTION<WalkQ<8, false>>(__VA_ARGS__); break; \
+    case Type::Q4_0: FUNCTION<WalkQ<4, false>>(__VA_ARGS__); break; \
+    case Type::Q4_1: FUNCTION<WalkQ<4, true>>(__VA_ARGS__); break;  \
+    case Type::Q5_0: FUNCTION<WalkQ<5, false>>(__VA_ARGS__); break; \
+    case Type::Q5_1: FUNCTION<WalkQ<5, true>>(__VA_ARGS__); break;  \
+    case Type::Q4_K: FUNCTION<WalkK<4>>(__VA_ARGS__); break;        \
+    case Type::Q5_K: FUNCTION<WalkK<5>>(__VA_ARGS__); break;        \
+    case Type::Q6_K: FUNCTION<WalkQ6K>(__VA_ARGS__); break;         \
+  }
+
+void panels(const LinearArgs& a, int64_t begin, int64_t end) { SLIP_DISPATCH(a.w.type, panels_of, a, begin, end) }
+void unpack_panel(const Packed& w, int64_t panel, float* out) { SLIP_DISPATCH(w.type, unpack_of, w, panel, out) }
+
+float read(const float* data, size_t count) {
+  f32x16 s[4] = {zero(), zero(), zero(), zero()};
+  for (size_t i = 0; i + 64 <= count; i += 64) {
+    prefetch(data + i + 1024);
+    SLIP_UNROLL for (int k = 0; k < 4; k++) s[k] = vmax(s[k], load(data + i + 16 * k));
+  }
+  return reduce_max(vmax(vmax(s[0], s[1]), vmax(s[2], s[3])));
+}
+
+constexpr LinearTable linear_table() { return {panels, unpack_panel, read}; }
+
+}  // namespace
+}  // namespace slip::SLIP_ISA

@@ -1,0 +1,195 @@
+// Order, cuts and the draw. The vocabulary is never sorted: tokens come out of a heap, best first, as far as needed.
+#include "sampling.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "sampling_math.h"
+
+namespace slip {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kSlack = 1e-9;       // bounds on noise are rounded
+constexpr size_t kNoiseChunk = 4096;  // the bar is raised after each; a multiple of kScoreBlock
+
+bool before(const Scored& a, const Scored& b) { return a.score > b.score || (a.score == b.score && a.id < b.id); }
+bool after(const Scored& a, const Scored& b) { return before(b, a); }
+
+// The best `count` seen, best first.
+class Best {
+ public:
+  explicit Best(size_t count) : count_(count) {}
+  double bar() const { return items_.size() < count_ ? -kInfinity : items_.back().score; }
+  void offer(Scored item) {
+    if (items_.size() == count_ && !before(item, items_.back())) return;
+    if (items_.size() == count_) items_.pop_back();
+    items_.insert(std::upper_bound(items_.begin(), items_.end(), item, before), item);
+  }
+  std::vector<Scored> take() { return std::move(items_); }
+
+ private:
+  size_t count_;
+  std::vector<Scored> items_;
+};
+
+}  // namespace
+
+// Tokens with z >= floor in order, collected in rings below the peak.
+class SamplingRow::Ordered {
+ public:
+  Ordered(SamplingRow& row, double floor) : row_(row), floor_(floor) {}
+
+  bool next(Scored& item) {
+    while (heap_.empty()) {
+      if (high_ <= floor_ || ring_ == std::size(kDepths)) return false;
+      const double low = std::max(row_.peak_ - kDepths[ring_++], floor_);
+      fill(low);
+      high_ = low;
+    }
+    std::pop_heap(heap_.begin(), heap_.end(), after);
+    item = heap_.back();
+    heap_.pop_back();
+    return true;
+  }
+
+ private:
+  // The last ring takes all that is finite.
+  static constexpr double kDepths[] = {2.0, 6.0, 12.0, 24.0, kInfinity};
+
+  void fill(double low) {
+    low = std::max(low, std::numeric_limits<double>::lowest());
+    const size_t found =
+        row_.table_->between(row_.z_.data(), row_.n_, row_.block_max_.data(), low, high_, row_.ids_.data());
+    for (size_t i = 0; i < found; i++) heap_.push_back({row_.z_[static_cast<size_t>(row_.ids_[i])], row_.ids_[i]});
+    std::make_heap(heap_.begin(), heap_.end(), after);
+  }
+
+  SamplingRow& row_;
+  double floor_, high_ = kInfinity;
+  size_t ring_ = 0;
+  std::vector<Scored> heap_;
+};
+
+bool SamplingRow::prepare(const SamplingTable& table, const float* logits, size_t n, const int64_t* ids,
+                          const double* values, size_t changed, double temperature) {
+  table_ = &table;
+  n_ = n;
+  const size_t blocks = (n + kScoreBlock - 1) / kScoreBlock;
+  if (z_.size() < n) {
+    z_.resize(n);
+    ids_.resize(n + 1);  // one place more: the kernels write before they count
+    block_max_.resize(blocks);
+  }
+  if (!table.scale(logits, n, temperature, z_.data(), block_max_.data())) return false;
+  for (size_t i = 0; i < changed; i++)
+    z_[static_cast<size_t>(ids[i])] = temperature > 0.0 ? values[i] / temperature : values[i];
+  for (size_t i = 0; i < changed; i++) {
+    const size_t block = static_cast<size_t>(ids[i]) / kScoreBlock;
+    const size_t end = std::min(n, (block + 1) * kScoreBlock);
+    double top = -kInfinity;
+    for (size_t v = block * kScoreBlock; v < end; v++) top = std::max(top, z_[v]);
+    block_max_[block] = top;
+  }
+  peak_ = -kInfinity;
+  for (size_t block = 0; block < blocks; block++) peak_ = std::max(peak_, block_max_[block]);
+  return peak_ > -kInfinity && peak_ < kInfinity;
+}
+
+// Fills kept_ with what survives min_p, top_k and top_p. False when nothing cuts: then all tokens stay.
+bool SamplingRow::cut(const SamplingRule& rule) {
+  const bool by_rank = rule.top_k > 0 && static_cast<size_t>(rule.top_k) < n_;
+  if (rule.min_p <= 0.0 && !by_rank && rule.top_p >= 1.0) return false;
+  const double floor = rule.min_p > 0.0 ? peak_ + log_of(rule.min_p) : -kInfinity;
+  const size_t most = by_rank ? static_cast<size_t>(rule.top_k) : n_;
+  Ordered ordered(*this, floor);
+  Scored item;
+  kept_.clear();
+  if (rule.top_p >= 1.0) {
+    while (kept_.size() < most && ordered.next(item)) kept_.push_back(item);
+    return true;
+  }
+  double total = 0.0;
+  if (by_rank) {
+    while (kept_.size() < most && ordered.next(item)) kept_.push_back(item);
+    for (const Scored& one : kept_) total += exp_of(one.score - peak_);
+  } else {
+    total = table_->exp_sum(z_.data(), n_, peak_, floor);
+  }
+  const double target = rule.top_p * total;
+  double running = 0.0;
+  size_t size = 0;
+  while (size < kept_.size() || (!by_rank && ordered.next(item))) {
+    if (size == kept_.size()) kept_.push_back(item);
+    running += exp_of(kept_[size++].score - peak_);
+    if (running >= target) break;
+  }
+  kept_.resize(size);
+  return true;
+}
+
+std::vector<Scored> SamplingRow::select(const SamplingRule& rule, uint64_t key, size_t count) {
+  if (rule.temperature <= 0.0) {
+    Ordered ordered(*this, -kInfinity);
+    std::vector<Scored> best;
+    Scored item;
+    while (best.size() < count && ordered.next(item)) best.push_back(item);
+    return best;
+  }
+  if (!cut(rule)) return best_of_all(key, count);
+  Best best(count);
+  for (const Scored& item : kept_) {
+    const uint64_t h = hash_of(key, static_cast<uint64_t>(item.id));
+    if (item.score + noise_bound(h) + kSlack < best.bar()) continue;
+    best.offer({item.score + -log_of(-log_of(uniform_of(h))), item.id});
+  }
+  return best.take();
+}
+
+// Without cuts: noise only where it can still reach the bar, which starts at the noisy score of the likeliest token.
+std::vector<Scored> SamplingRow::best_of_all(uint64_t key, size_t count) {
+  Best best(count);
+  double bar = -kInfinity;
+  if (count == 1) {
+    Ordered ordered(*this, -kInfinity);
+    Scored top{};
+    ordered.next(top);
+    bar = top.score + gumbel_of(key, static_cast<uint64_t>(top.id));
+  }
+  for (size_t begin = 0; begin < n_; begin += kNoiseChunk) {
+    const size_t end = std::min(n_, begin + kNoiseChunk);
+    bar = std::max(bar, best.bar());
+    const size_t found = table_->contenders(z_.data(), begin, end, key, bar - kSlack, ids_.data());
+    for (size_t i = 0; i < found; i++) {
+      const double z = z_[static_cast<size_t>(ids_[i])];
+      if (z == -kInfinity) continue;
+      const uint64_t h = hash_of(key, static_cast<uint64_t>(ids_[i]));
+      if (z + noise_bound(h) + kSlack < best.bar()) continue;
+      best.offer({z + -log_of(-log_of(uniform_of(h))), ids_[i]});
+    }
+  }
+  return best.take();
+}
+
+void SamplingRow::probabilities(const SamplingRule& rule, double* p) {
+  std::fill(p, p + n_, 0.0);
+  if (rule.temperature <= 0.0) {
+    p[static_cast<size_t>(std::find(z_.begin(), z_.begin() + static_cast<ptrdiff_t>(n_), peak_) - z_.begin())] = 1.0;
+    return;
+  }
+  if (cut(rule))
+    for (const Scored& item : kept_) p[item.id] = exp_of(item.score - peak_);
+  else
+    for (size_t v = 0; v < n_; v++) p[v] = exp_of(z_[v] - peak_);
+  double lane[kLanes] = {};
+  for (size_t v = 0; v < n_; v++) lane[v % kLanes] += p[v];
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+  for (size_t v = 0; v < n_; v++) p[v] /= lane[0];
+}
+
+double SamplingRow::log_total() const {
+  return log_of(table_->exp_sum(z_.data(), n_, peak_, -kInfinity));
+}
+
+}  // namespace slip
