@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class ModelFile(ABC):
     weight_types: str
     licence: str | None
     template_tokens: dict[str, str]
+    kind: ClassVar[str]
+    """The format's name for the user."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -78,6 +80,8 @@ class ModelFile(ABC):
 
 class GGUFModel(ModelFile):
     """A GGUF file. Files of architecture `llama` have the rows of q and k permuted for interleaved rotary pairs."""
+
+    kind = "GGUF"
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.stem
@@ -134,6 +138,7 @@ class GGUFModel(ModelFile):
 class FolderModel(ModelFile):
     """A Hugging Face folder: config.json, safetensors weights, tokenizer.json."""
 
+    kind = "safetensors"
     licence = None
 
     def __init__(self, path: Path) -> None:
