@@ -1,0 +1,297 @@
+"""LLM: builds everything from settings, and answers prompts and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from slipstream.control.base import Controller
+from slipstream.core.errors import InputError, NonFiniteError, UnsupportedError
+from slipstream.core.params import SamplingParams
+from slipstream.core.types import Piece, RequestOutput
+from slipstream.drafters import DraftSpec, build, drawing, parse
+
+if TYPE_CHECKING:
+    from slipstream.engine.request import Request
+    from slipstream.models.files import ModelFile
+    from slipstream.models.tokenizer import Tokenizer
+    from slipstream.targets.base import Target
+
+__all__ = ["CONTROLLERS", "LLM"]
+
+CONTROLLERS = ("adaptive", "fixed")
+CLASSICAL = ("rejection", "block")
+"""Verifiers that want the drafter's random draws and their distribution."""
+KEPT_PREFIXES = 4
+"""Finished answers whose cache rows stay for the next prompt that begins alike, such as the next turn of a chat."""
+
+Prompt = str | Mapping[str, Sequence[int]]
+"""Raw text, or {"prompt_token_ids": [...]}."""
+Messages = Sequence[Mapping[str, Any]]
+Progress = Callable[[int, int], None]
+
+
+class LLM:
+    """A model with its drafters.
+
+    model: a name (`slipstream models` lists them), a hub id, a GGUF file or a folder. draft: none, auto, lookup,
+    suffix, model:NAME, combined by commas; draft_model: the model that "auto" adds. max_nodes: draft nodes per row and
+    pass, 0 for plain decoding. shape: chain or tree (None: tree where the verifier takes trees). verifier: coupled
+    (the same tokens as plain decoding), rejection or block (the same distribution), typical (lossy). controller:
+    adaptive drafts only as much as pays on this machine, fixed always max_nodes. max_context: None takes the model's
+    own. max_batch: rows per pass. threads: None chooses. Raises InputError, ModelError or UnsupportedError; what
+    cannot work together is refused before any weight is read.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        draft: str = "auto",
+        *,
+        draft_model: str | None = None,
+        max_nodes: int = 8,
+        shape: str | None = None,
+        verifier: str = "coupled",
+        controller: str = "adaptive",
+        max_context: int | None = None,
+        max_batch: int = 8,
+        threads: int | None = None,
+    ) -> None:
+        specs = parse(draft, draft_model)
+        if draft_model is not None and DraftSpec("model", draft_model) not in specs:
+            raise InputError(f"draft_model is {draft_model!r} but draft is {draft!r}; say draft='auto'")
+        shape = shape or ("chain" if verifier == "block" else "tree")
+        governor = make_controller(controller, max_nodes, shape)
+        check_numbers(max_batch=max_batch, threads=threads, max_context=max_context)
+        check_rules(verifier, shape, specs)
+        file = open_named(model)
+        draft_files = {spec.argument: open_draft(spec.argument, file) for spec in specs if spec.kind == "model"}
+
+        from slipstream.engine.engine import Engine
+        from slipstream.targets.native.model import NativeTarget
+        from slipstream.verify import make_verifier
+
+        slots = max_batch + KEPT_PREFIXES
+        target = NativeTarget.load(file, max_context=max_context, slots=slots, threads=threads)
+
+        def load_draft(name: str) -> Target:
+            drafted = draft_files[name]
+            context = min(target.max_context, drafted.config.max_context)
+            return NativeTarget.load(drafted, max_context=context, slots=slots, threads=threads)
+
+        self._file, self._closed = file, False
+        self.draft, self.max_nodes, self.shape, self.verifier, self.controller = (
+            ",".join(f"{spec.kind}:{spec.argument}" if spec.argument else spec.kind for spec in specs) or "none",
+            max_nodes,
+            shape,
+            verifier,
+            controller,
+        )
+        self.target = target
+        self.tokenizer: Tokenizer = file.tokenizer()
+        self._engine = Engine(
+            target,
+            self.tokenizer,
+            make_verifier(verifier, count_near_ties=not target.row_invariant),
+            governor,
+            build(specs, target.vocab_size, load_draft, classical=verifier in CLASSICAL),
+            max_batch=max_batch,
+            keep_prefixes=KEPT_PREFIXES,
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._file.name
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.target.max_context
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True when `chat` can render conversations for this model."""
+        return self._file.chat_template is not None
+
+    def describe(self) -> str:
+        """One line: the model, the runtime, how it drafts."""
+        config, megabytes = self._file.config, self._file.weights_bytes / 1e6
+        drafting = f"draft {self.draft}, {self.controller}, up to {self.max_nodes} nodes, {self.verifier}"
+        model = f"{self.name} ({config.architecture}, {self._file.weight_types}, {megabytes:.0f} MB)"
+        return f"{model}, native CPU runtime; {drafting}"
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: bool = True,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to raw prompts, in order; one prompt or several, one set of parameters or one per prompt.
+
+        progress: called with (tokens read, tokens in all) while a prompt is read. A single prompt that fails raises
+        NonFiniteError; among several, its answers carry finish_reason "error" and the others are not affected.
+        """
+        several = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
+        return self._run([self._raw(prompt) for prompt in several], params, speculation, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: bool = True,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or several, through the model's chat template; otherwise as `generate`."""
+        several: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        return self._run([self._conversation(each) for each in several], params, speculation, progress)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        speculation: bool = True,
+        progress: Progress | None = None,
+    ) -> Iterator[Piece]:
+        """Pieces of the answers to one raw prompt (text or token ids) or one conversation (messages), as they come.
+
+        Everything wrong with the prompt is raised here, before the first piece. Leaving the iteration cancels.
+        """
+        request = self.submit(prompt, params, speculation=speculation, progress=progress)
+        return self.follow(request)
+
+    def submit(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        speculation: bool = True,
+        progress: Progress | None = None,
+    ) -> Request:
+        """Queue one prompt or conversation without running it; `follow` runs it, `Request.result` has all of it."""
+        text, tokens = self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt)
+        return self._add(text, tokens, params, speculation, progress)
+
+    def follow(self, request: Request) -> Iterator[Piece]:
+        """Run a submitted request and yield its pieces. Raises NonFiniteError when it fails."""
+        yield from self._engine.stream(request)
+        if request.error:
+            raise NonFiniteError(request.error)
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        speculation: bool,
+        progress: Progress | None,
+    ) -> list[RequestOutput]:
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            raise InputError(f"{len(prompts)} prompts came with {len(each)} sampling parameters; give one or one each")
+        requests: list[Request] = []
+        try:
+            for (text, tokens), one in zip(prompts, each, strict=True):
+                requests.append(self._add(text, tokens, one, speculation, progress))
+        except BaseException:
+            for request in requests:
+                self._engine.cancel(request)
+            raise
+        results = self._engine.run(requests)
+        if len(requests) == 1 and requests[0].error:
+            raise NonFiniteError(requests[0].error)
+        return results
+
+    def _add(
+        self,
+        text: str | None,
+        tokens: list[int],
+        params: SamplingParams | None,
+        speculation: bool,
+        progress: Progress | None,
+    ) -> Request:
+        if self._closed:
+            raise InputError("this LLM is closed; make a new one")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InputError(f"params is a {type(params).__name__}; it must be SamplingParams")
+        request = self._engine.add(tokens, params, speculation=speculation, progress=progress)
+        request.prompt = text
+        return request
+
+    def _raw(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt, add_special=True)
+        if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
+            return None, list(prompt["prompt_token_ids"])
+        raise InputError(f"a prompt is {prompt!r:.80}; it must be a text or {{'prompt_token_ids': [...]}}")
+
+    def _conversation(self, messages: Messages) -> tuple[str, list[int]]:
+        from slipstream.models.chat import chat_prompt
+
+        prompt = chat_prompt(self._file, messages)
+        return prompt.text, prompt.token_ids
+
+    def forget(self) -> None:
+        """Drop the cached prefixes of earlier answers, so that the next prompt is read as if it were the first."""
+        self._engine.forget()
+
+    def close(self) -> None:
+        """Free the cache; the object is of no use after it."""
+        self._engine.forget()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_controller(name: str, max_nodes: int, shape: str) -> Controller:
+    """The controller of this name. Raises InputError for an unknown name, shape or number of nodes."""
+    from slipstream.control.adaptive import Adaptive
+    from slipstream.control.fixed import Fixed
+
+    if name not in CONTROLLERS:
+        raise InputError(f"unknown controller {name!r}; choose one of: {', '.join(CONTROLLERS)}")
+    return Fixed(max_nodes, shape) if name == "fixed" else Adaptive(max_nodes, shape)
+
+
+def check_rules(verifier: str, shape: str, specs: Sequence[DraftSpec]) -> None:
+    """Refuse what the verifier cannot do exactly."""
+    from slipstream.verify import check_combination
+
+    names = [spec.kind for spec in specs]
+    check_combination(verifier, shape, names, drawing(specs, verifier in CLASSICAL))
+
+
+def check_numbers(**settings: int | None) -> None:
+    """Raise InputError unless each setting is None or a whole number of 1 or more."""
+    for name, value in settings.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+
+
+def open_named(model: str | Path) -> ModelFile:
+    """A model by name or path, opened but not loaded; short names that are not here yet are fetched."""
+    from slipstream.models.files import open_model
+    from slipstream.models.registry import ensure
+
+    return open_model(ensure(model))
+
+
+def open_draft(name: str, target: ModelFile) -> ModelFile:
+    """A draft model, opened; refused unless both models mean the same text by the same ids."""
+    from slipstream.drafters.small_model import check_vocabulary
+
+    file = open_named(name)
+    ours, theirs = target.tokenizer(), file.tokenizer()
+    if ours.fingerprint() != theirs.fingerprint():
+        texts = [[maker.token_text(index) for index in range(maker.vocab_size)] for maker in (ours, theirs)]
+        check_vocabulary(texts[0], texts[1], target.name, file.name)
+        raise UnsupportedError(f"draft model {file.name} and target {target.name} differ in the bytes of some tokens")
+    return file
