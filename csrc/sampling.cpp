@@ -1,4 +1,4 @@
-// Order, cuts and the draw. The vocabulary is never sorted: tokens come out of a heap, best first, as far as needed.
+// Order, cuts and the draw. The vocabulary is never sorted: tokens come in order only as far as asked for.
 #include "sampling.h"
 
 #include <algorithm>
@@ -35,40 +35,62 @@ class Best {
 
 }  // namespace
 
-// Tokens with z >= floor in order, collected in rings below the peak.
+// Tokens with z >= floor in order, collected in rings below the peak. Each ring is an incremental quicksort: the best
+// tokens stand at the end, and only as much is sorted as is asked for.
 class SamplingRow::Ordered {
  public:
-  Ordered(SamplingRow& row, double floor) : row_(row), floor_(floor) {}
+  Ordered(SamplingRow& row, double floor) : row_(row), floor_(floor), items_(row.items_) { items_.clear(); }
 
   bool next(Scored& item) {
-    while (heap_.empty()) {
+    while (items_.empty()) {
       if (high_ <= floor_ || ring_ == std::size(kDepths)) return false;
       const double low = std::max(row_.peak_ - kDepths[ring_++], floor_);
       fill(low);
       high_ = low;
     }
-    std::pop_heap(heap_.begin(), heap_.end(), after);
-    item = heap_.back();
-    heap_.pop_back();
+    if (sorted_ >= items_.size()) sort_more();
+    item = items_.back();
+    items_.pop_back();
     return true;
   }
 
  private:
   // The last ring takes all that is finite.
   static constexpr double kDepths[] = {2.0, 6.0, 12.0, 24.0, kInfinity};
+  static constexpr size_t kSmall = 48;
 
   void fill(double low) {
     low = std::max(low, std::numeric_limits<double>::lowest());
     const size_t found =
         row_.table_->between(row_.z_.data(), row_.n_, row_.block_max_.data(), low, high_, row_.ids_.data());
-    for (size_t i = 0; i < found; i++) heap_.push_back({row_.z_[static_cast<size_t>(row_.ids_[i])], row_.ids_[i]});
-    std::make_heap(heap_.begin(), heap_.end(), after);
+    items_.resize(found);
+    for (size_t i = 0; i < found; i++) items_[i] = {row_.z_[static_cast<size_t>(row_.ids_[i])], row_.ids_[i]};
+    starts_.assign(1, 0);
+    sorted_ = found;  // nothing is sorted yet
+  }
+
+  // Splits the last unsorted part until it is small, then sorts it. starts_: where parts begin, better ones later.
+  void sort_more() {
+    while (starts_.back() >= items_.size()) starts_.pop_back();
+    while (items_.size() - starts_.back() > kSmall) {
+      const auto begin = items_.begin() + static_cast<ptrdiff_t>(starts_.back());
+      const size_t size = items_.size() - starts_.back(), step = size / 8;
+      Scored sample[8];
+      for (size_t i = 0; i < 8; i++) sample[i] = begin[static_cast<ptrdiff_t>(i * step + step / 2)];
+      std::sort(sample, sample + 8, before);
+      const Scored pivot = sample[2];
+      const auto middle = std::partition(begin, items_.end(), [&](const Scored& one) { return before(pivot, one); });
+      starts_.push_back(static_cast<size_t>(middle - items_.begin()));
+    }
+    sorted_ = starts_.back();
+    std::sort(items_.begin() + static_cast<ptrdiff_t>(sorted_), items_.end(), after);
   }
 
   SamplingRow& row_;
   double floor_, high_ = kInfinity;
-  size_t ring_ = 0;
-  std::vector<Scored> heap_;
+  size_t ring_ = 0, sorted_ = 0;
+  std::vector<Scored>& items_;
+  std::vector<size_t> starts_;
 };
 
 bool SamplingRow::prepare(const SamplingTable& table, const float* logits, size_t n, const int64_t* ids,
@@ -180,12 +202,15 @@ void SamplingRow::probabilities(const SamplingRule& rule, double* p) {
   if (cut(rule))
     for (const Scored& item : kept_) p[item.id] = exp_of(item.score - peak_);
   else
-    for (size_t v = 0; v < n_; v++) p[v] = exp_of(z_[v] - peak_);
+    table_->exp_all(z_.data(), n_, peak_, p);
   double lane[kLanes] = {};
-  for (size_t v = 0; v < n_; v++) lane[v % kLanes] += p[v];
+  size_t v = 0;
+  for (; v + kLanes <= n_; v += kLanes)
+    for (int j = 0; j < kLanes; j++) lane[j] += p[v + static_cast<size_t>(j)];
+  for (int j = 0; v < n_; v++, j++) lane[j] += p[v];
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int j = 0; j < half; j++) lane[j] += lane[j + half];
-  for (size_t v = 0; v < n_; v++) p[v] /= lane[0];
+  for (v = 0; v < n_; v++) p[v] /= lane[0];
 }
 
 double SamplingRow::log_total() const {

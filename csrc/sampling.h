@@ -15,6 +15,8 @@ struct SamplingTable {
   int64_t (*argmax)(const float* x, size_t n);
   // z = double(x) / temperature (not divided at 0) and the maximum of each block. False when an x is NaN or +infinity.
   bool (*scale)(const float* x, size_t n, double temperature, double* z, double* block_max);
+  // out = exp(z - peak)
+  void (*exp_all)(const double* z, size_t n, double peak, double* out);
   // Sum of exp(z - peak) over z >= floor.
   double (*exp_sum)(const double* z, size_t n, double peak, double floor);
   // Ids with low <= z < high, ascending; returns how many. block_max as made by `scale`.
@@ -60,7 +62,7 @@ class SamplingRow {
   double peak_ = 0.0;
   std::vector<double> z_, block_max_;
   std::vector<int32_t> ids_;
-  std::vector<Scored> kept_;
+  std::vector<Scored> kept_, items_;
 };
 
 }  // namespace slip

@@ -85,15 +85,62 @@ bool scale(const float* x, size_t n, double temperature, double* z, double* bloc
   return bad == 0;
 }
 
+// As many doubles as a register of this instruction set holds.
+#if defined(__AVX512F__)
+constexpr size_t kWide = 8;
+#elif defined(__AVX2__)
+constexpr size_t kWide = 4;
+#else
+constexpr size_t kWide = 2;
+#endif
+typedef double Wide __attribute__((vector_size(kWide * sizeof(double))));
+typedef uint64_t WideBits __attribute__((vector_size(kWide * sizeof(double))));
+
+inline Wide load_wide(const double* from) {
+  Wide value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// exp_of in every lane, the same operations.
+inline __attribute__((always_inline)) Wide exp_wide(Wide x) {
+  const auto inside = x >= -700.0;
+  const Wide zero = {};
+  x = inside ? x : zero;
+  const Wide shifted = x * 1.44269504088896338700e+00 + 6755399441055744.0;
+  const Wide whole = shifted - 6755399441055744.0;
+  const Wide r = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+  Wide value = zero + kExpFactor[0];
+  for (size_t i = 1; i < sizeof kExpFactor / sizeof *kExpFactor; i++) value = value * r + kExpFactor[i];
+  WideBits bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;
+  Wide scale;
+  __builtin_memcpy(&scale, &bits, sizeof scale);
+  return inside ? value * scale : zero;
+}
+
+void exp_all(const double* z, size_t n, double peak, double* out) {
+  size_t i = 0;
+  for (; i + kWide <= n; i += kWide) {
+    const Wide value = exp_wide(load_wide(z + i) - peak);
+    __builtin_memcpy(out + i, &value, sizeof value);
+  }
+  for (; i < n; i++) out[i] = exp_of(z[i] - peak);
+}
+
 double exp_sum(const double* z, size_t n, double peak, double floor) {
-  double lane[kLanes];
-  for (int j = 0; j < kLanes; j++) lane[j] = 0.0;
+  constexpr size_t vectors = kLanes / kWide;
+  Wide sums[vectors] = {};
+  const Wide zero = {};
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int j = 0; j < kLanes; j++) {
-      const double weight = exp_of(z[i + j] - peak);
-      lane[j] += z[i + j] >= floor ? weight : 0.0;
+    for (size_t j = 0; j < vectors; j++) {
+      const Wide value = load_wide(z + i + j * kWide);
+      sums[j] += value >= floor ? exp_wide(value - peak) : zero;
     }
+  double lane[kLanes];
+  __builtin_memcpy(lane, sums, sizeof lane);
   for (int j = 0; i < n; i++, j++) {
     const double weight = exp_of(z[i] - peak);
     lane[j] += z[i] >= floor ? weight : 0.0;
@@ -137,7 +184,7 @@ size_t contenders(const double* z, size_t begin, size_t end, uint64_t key, doubl
   return found;
 }
 
-constexpr SamplingTable sampling_table() { return {argmax, scale, exp_sum, between, contenders}; }
+constexpr SamplingTable sampling_table() { return {argmax, scale, exp_all, exp_sum, between, contenders}; }
 
 }  // namespace
 }  // namespace slip::SLIP_ISA

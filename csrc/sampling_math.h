@@ -55,6 +55,11 @@ inline __attribute__((always_inline)) double log_of(double x) {
          exponent * 6.93147180369123816490e-01;
 }
 
+// Taylor factors of exp, degree 12 first.
+constexpr double kExpFactor[] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+                                 1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,     1.0 / 6.0,
+                                 0.5,               1.0,              1.0};
+
 // exp of a number <= 0; 0 below -700.
 inline __attribute__((always_inline)) double exp_of(double x) {
   const bool inside = x >= -700.0;
@@ -62,19 +67,8 @@ inline __attribute__((always_inline)) double exp_of(double x) {
   const double shifted = x * 1.44269504088896338700e+00 + 6755399441055744.0;
   const double whole = shifted - 6755399441055744.0;
   const double r = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
-  double value = 1.0 / 479001600.0;
-  value = value * r + 1.0 / 39916800.0;
-  value = value * r + 1.0 / 3628800.0;
-  value = value * r + 1.0 / 362880.0;
-  value = value * r + 1.0 / 40320.0;
-  value = value * r + 1.0 / 5040.0;
-  value = value * r + 1.0 / 720.0;
-  value = value * r + 1.0 / 120.0;
-  value = value * r + 1.0 / 24.0;
-  value = value * r + 1.0 / 6.0;
-  value = value * r + 0.5;
-  value = value * r + 1.0;
-  value = value * r + 1.0;
+  double value = kExpFactor[0];
+  for (int i = 1; i < 13; i++) value = value * r + kExpFactor[i];
   const double scaled = value * from_bits((bits_of(shifted) + 1023) << 52);
   return inside ? scaled : 0.0;
 }

@@ -208,9 +208,12 @@ def probabilities(z: Floats, rule: Rule) -> Floats:
     return p
 
 
-def log_softmax(logits: NDArray[np.float32]) -> Floats:
-    """float64 log-softmax [vocab] of raw logits; -inf stays -inf."""
-    x = logits.astype(np.float64)
-    shifted = x - x.max()
-    result: Floats = shifted - float(log(np.array([lane_sum(exp(shifted))]))[0])
-    return result
+def logprobs(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, list[int], list[float]] | None:
+    """Log-softmax of raw logits: the token's, then the `count` likeliest ids and theirs; None when a logit is bad."""
+    z = scores(logits, np.zeros(0, np.int64), np.zeros(0), 0.0)
+    if z is None:
+        return None
+    peak = z.max()
+    total = log(np.array([lane_sum(exp(z - peak))]))[0]
+    best = largest(z, np.flatnonzero(z > -np.inf), count)
+    return float(z[token] - peak - total), best.tolist(), (z[best] - peak - total).tolist()

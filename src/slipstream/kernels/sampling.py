@@ -1,6 +1,12 @@
-"""Sampling kernels behind plain functions: one row of logits in, tokens out."""
+"""Sampling kernels behind plain functions: one row of logits in, tokens out.
+
+The compiled core does the work; without it its numpy twin does, with the same bits, more slowly.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,19 +14,26 @@ from numpy.typing import NDArray
 from slipstream.kernels import reference_sampling as reference
 from slipstream.kernels.reference_sampling import Floats, Ids, Rule
 
-__all__ = ["NO_IDS", "NO_VALUES", "Rule", "argmax", "distribution", "gumbel", "log_softmax", "select", "uniforms"]
+__all__ = ["NO_IDS", "NO_VALUES", "Rule", "argmax", "distribution", "gumbel", "logprobs", "select", "uniforms"]
 
 NO_IDS: Ids = np.zeros(0, np.int64)
 NO_VALUES: Floats = np.zeros(0, np.float64)
 
-gumbel = reference.gumbel
-uniforms = reference.uniforms
-log_softmax = reference.log_softmax
+
+def _load_core() -> Any:
+    try:
+        return importlib.import_module("slipstream.kernels._core")
+    except ImportError:
+        return None
+
+
+core: Any = _load_core()
+"""The compiled module, None without it (or to make the numpy twin serve)."""
 
 
 def argmax(logits: NDArray[np.float32]) -> int:
     """The lowest id of the largest logit; -1 when one is NaN or +infinity, or none is finite."""
-    return reference.argmax(logits)
+    return reference.argmax(logits) if core is None else int(core.argmax(logits))
 
 
 def select(
@@ -32,11 +45,43 @@ def select(
     before temperature; -inf bans). Greedy rules use no noise and no cuts. Empty lists when a raw logit is NaN or
     +infinity, or when nothing can be drawn.
     """
+    if core is not None:
+        tokens, scores = core.select(logits, ids, values, *rule, key, count)
+        return tokens, scores
     z = reference.scores(logits, ids, values, rule.temperature)
     return ([], []) if z is None else reference.select(z, rule, key, count)
 
 
 def distribution(logits: NDArray[np.float32], ids: Ids, values: Floats, rule: Rule) -> Floats | None:
     """Probabilities [vocab] (float64) of the draw, one-hot when greedy; None where `select` returns nothing."""
+    if core is not None:
+        p = np.empty(len(logits))
+        return p if core.probabilities(logits, ids, values, *rule, p) else None
     z = reference.scores(logits, ids, values, rule.temperature)
     return None if z is None else reference.probabilities(z, rule)
+
+
+def logprobs(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, list[int], list[float]] | None:
+    """Log-softmax of raw logits: the token's, then the `count` likeliest ids and theirs; None when a logit is bad."""
+    if core is not None:
+        found: tuple[float, list[int], list[float]] | None = core.logprobs(logits, token, count)
+        return found
+    return reference.logprobs(logits, token, count)
+
+
+def gumbel(key: int, ids: Ids) -> Floats:
+    """G of each id under a key."""
+    if core is None:
+        return reference.gumbel(key, ids)
+    out = np.empty(len(ids))
+    core.gumbel(key, ids, out)
+    return out
+
+
+def uniforms(key: int, count: int) -> Floats:
+    """u of the ids 0 to count - 1 under a key, strictly between 0 and 1."""
+    if core is None:
+        return reference.uniforms(key, np.arange(count, dtype=np.int64))
+    out = np.empty(count)
+    core.uniforms(key, out)
+    return out

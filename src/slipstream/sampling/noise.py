@@ -6,12 +6,14 @@ Formulas and test vectors: docs/exactness.md. Everything is modulo 2**64; keys a
 from __future__ import annotations
 
 import secrets
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InputError
 from slipstream.kernels import sampling as kernels
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -50,7 +52,7 @@ def uniforms(seed: int, purpose: str, step: int, count: int) -> NDArray[np.float
     """`count` uniforms strictly inside (0, 1) for one purpose of one step; InputError for an unknown purpose."""
     if purpose not in STREAMS:
         raise InputError(f"unknown purpose {purpose!r} of random numbers; known: {', '.join(STREAMS)}")
-    return kernels.uniforms(key(seed, step, STREAMS[purpose]), np.arange(count, dtype=np.int64))
+    return kernels.uniforms(key(seed, step, STREAMS[purpose]), count)
 
 
 def fresh_seed() -> int:
