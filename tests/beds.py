@@ -7,7 +7,10 @@ Both implement the whole target protocol and check what callers do with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 
@@ -187,7 +190,24 @@ class Pieces:
         self.bos_id = bos_id
         self.control = set(end_ids) | ({bos_id} if bos_id is not None else set())
         self.vocab_size = len(self.pieces)
-        self.fingerprint = str(self.pieces)
+        self.special_texts = {self.pieces[i].decode(): i for i in sorted(self.control)}
+
+    def fingerprint(self) -> str:
+        return str(self.pieces)
+
+    def token_text(self, token: int) -> str:
+        return self.pieces[token].decode("utf-8", "replace")
+
+    def encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Control tokens are found in the stretches that say so."""
+        ids: list[int] = []
+        for text, parse in parts:
+            found = "|".join(map(re.escape, self.special_texts)) if parse and self.special_texts else "(?!)"
+            for stretch in re.split(f"({found})", text):
+                ids += (
+                    [self.special_texts[stretch]] if parse and stretch in self.special_texts else self.encode(stretch)
+                )
+        return ids
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Longest piece first; only texts made of the pieces can be encoded."""
@@ -207,6 +227,31 @@ class Pieces:
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.pieces[i] for i in ids if i not in self.control).decode("utf-8", "replace")
+
+
+class SmallFile:
+    """What LLM needs of an opened model: printable ASCII, three control tokens, a chat template."""
+
+    name, weights_bytes, weight_types, path = "small", 1234, "F32", "small.gguf"
+    chat_template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}<a>"
+    config = SimpleNamespace(architecture="table", max_context=400)
+    template_tokens: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        pieces = [bytes([code]) for code in (10, *range(32, 127))]
+        self._tokenizer = Pieces([*pieces, b"<s>", b"<a>", b"<e>"], end_ids=[98])
+        self._tokenizer.control = {96, 97, 98}
+        self._tokenizer.special_texts = {"<s>": 96, "<a>": 97, "<e>": 98}
+
+    def tokenizer(self) -> Pieces:
+        return self._tokenizer
+
+    def target(self, seed: int = 1, **settings: object) -> TableTarget:
+        """A table over the same vocabulary that never says a control token but, now and then, the end."""
+        table = random_table(seed, 99, spread=3.0)
+        table[:, 96:98] = -30.0
+        table[:, 98] -= 2.0
+        return TableTarget(table, **settings)
 
 
 def letters(vocab_size: int, end_ids: Sequence[int] = (), bos_id: int | None = None) -> Pieces:

@@ -69,16 +69,15 @@ class LLM:
         draft_files = {spec.argument: open_draft(spec.argument, file) for spec in specs if spec.kind == "model"}
 
         from slipstream.engine.engine import Engine
-        from slipstream.targets.native.model import NativeTarget
         from slipstream.verify import make_verifier
 
         slots = max_batch + KEPT_PREFIXES
-        target = NativeTarget.load(file, max_context=max_context, slots=slots, threads=threads)
+        target = load_target(file, max_context, slots, threads)
 
         def load_draft(name: str) -> Target:
             drafted = draft_files[name]
             context = min(target.max_context, drafted.config.max_context)
-            return NativeTarget.load(drafted, max_context=context, slots=slots, threads=threads)
+            return load_target(drafted, context, slots, threads)
 
         self._file, self._closed = file, False
         self.draft, self.max_nodes, self.shape, self.verifier, self.controller = (
@@ -173,7 +172,7 @@ class LLM:
         speculation: bool = True,
         progress: Progress | None = None,
     ) -> Request:
-        """Queue one prompt or conversation without running it; `follow` runs it, `Request.result` has all of it."""
+        """Queue one prompt or conversation without running it: `follow` yields its pieces, `finish` all of it."""
         text, tokens = self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt)
         return self._add(text, tokens, params, speculation, progress)
 
@@ -182,6 +181,13 @@ class LLM:
         yield from self._engine.stream(request)
         if request.error:
             raise NonFiniteError(request.error)
+
+    def finish(self, requests: Sequence[Request]) -> list[RequestOutput]:
+        """Run submitted requests side by side to their ends; results in their order, failures as in `generate`."""
+        results = self._engine.run(requests)
+        if len(requests) == 1 and requests[0].error:
+            raise NonFiniteError(requests[0].error)
+        return results
 
     def _run(
         self,
@@ -201,10 +207,7 @@ class LLM:
             for request in requests:
                 self._engine.cancel(request)
             raise
-        results = self._engine.run(requests)
-        if len(requests) == 1 and requests[0].error:
-            raise NonFiniteError(requests[0].error)
-        return results
+        return self.finish(requests)
 
     def _add(
         self,
@@ -282,6 +285,13 @@ def open_named(model: str | Path) -> ModelFile:
     from slipstream.models.registry import ensure
 
     return open_model(ensure(model))
+
+
+def load_target(file: ModelFile, max_context: int | None, slots: int, threads: int | None) -> Target:
+    """An opened model, loaded by the runtime that runs it."""
+    from slipstream.targets.native.model import NativeTarget
+
+    return NativeTarget.load(file, max_context=max_context, slots=slots, threads=threads)
 
 
 def open_draft(name: str, target: ModelFile) -> ModelFile:
