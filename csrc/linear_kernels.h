@@ -12,6 +12,8 @@ namespace {
 // How many rows share one unpacking in registers, and the register block of the path through the L1 buffer.
 #if defined(SLIP_SIMD_AVX512)
 constexpr int kFusedRows = 8, kMicroTiles = 2, kMicroRows = 12;
+#elif defined(SLIP_SIMD_GENERIC)
+constexpr int kFusedRows = 0, kMicroTiles = 2, kMicroRows = 1;
 #else
 constexpr int kFusedRows = 2, kMicroTiles = 1, kMicroRows = 6;
 #endif
@@ -20,9 +22,6 @@ constexpr int kRowBlock = 240;   // rows that share one unpacking through the bu
 constexpr size_t kAhead = 2048;  // bytes of prefetch
 
 template <int N> struct Vectors { f32x16 v[N]; };
-
-#define SLIP_LAMBDA __attribute__((always_inline))
-#define SLIP_UNROLL _Pragma("GCC unroll 16")
 
 template <int N, class F> SLIP_INLINE void repeat(F&& f) {
   [&]<int... K>(std::integer_sequence<int, K...>) SLIP_LAMBDA {
@@ -282,6 +281,14 @@ template <int... K> constexpr auto micro_table(std::integer_sequence<int, K...>)
 }
 constexpr auto kMicro = micro_table(std::make_integer_sequence<int, kMicroRows>{});
 
+// Inputs begin .. end of a panel as floats, out[end - begin][32].
+template <class W> __attribute__((noinline)) void unpack_part(const uint8_t* p, int64_t begin, int64_t end, float* out) {
+  W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
+    store(out + (i - begin) * kPanel, v.v[0]);
+    store(out + (i - begin) * kPanel + 16, v.v[1]);
+  });
+}
+
 // `rows` <= kRowBlock rows of one panel: unpack a chunk of inputs, use it for all rows, go on.
 template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row, int64_t rows) {
   alignas(64) float buffer[kChunk * kPanel];
@@ -292,12 +299,7 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
   for (int64_t begin = 0; begin < a.w.in; begin += kChunk) {
     const int64_t end = begin + kChunk < a.w.in ? begin + kChunk : a.w.in;
     const float* w = direct ? reinterpret_cast<const float*>(p) + begin * kPanel : buffer;
-    if constexpr (!direct) {
-      W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
-        store(buffer + (i - begin) * kPanel, v.v[0]);
-        store(buffer + (i - begin) * kPanel + 16, v.v[1]);
-      });
-    }
+    if constexpr (!direct) unpack_part<W>(p, begin, end, buffer);
     for (int64_t b = 0; b < blocks; b++) {
       const int64_t r0 = rows * b / blocks, r1 = rows * (b + 1) / blocks;  // even blocks: 13 rows are 7 + 6
       const float* x = a.x + (row + r0) * a.ldx + begin;
@@ -320,7 +322,7 @@ template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel,
 }
 
 template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t end) {
-  if (a.m == 1) {
+  if constexpr (kFusedRows > 0) if (a.m == 1) {
     // Two panels at once: more independent sums in flight hide the latency of fma.
     for (; begin + 1 < end; begin += 2) fused<W, 2, 1>(a, begin, 0);
   }
@@ -334,11 +336,7 @@ template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t en
 }
 
 template <class W> void unpack_of(const Packed& w, int64_t panel, float* out) {
-  const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes();
-  W::template walk<2>(&p, 0, w.in, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
-    store(out + i * kPanel, v.v[0]);
-    store(out + i * kPanel + 16, v.v[1]);
-  });
+  unpack_part<W>(w.data + static_cast<size_t>(panel) * w.panel_bytes(), 0, w.in, out);
 }
 
 #define SLIP_DISPATCH(TYPE, FUNCTION, ...)                          \

@@ -12,7 +12,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(SLIP_SIMD_GENERIC)  // loops over arrays: inlining everything costs minutes of compilation for nothing
+#define SLIP_INLINE inline
+#define SLIP_LAMBDA
+#define SLIP_UNROLL
+#else
 #define SLIP_INLINE inline __attribute__((always_inline))
+#define SLIP_LAMBDA __attribute__((always_inline))
+#define SLIP_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #if defined(SLIP_SIMD_AVX512)
 #include "simd_avx512.h"
