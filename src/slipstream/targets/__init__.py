@@ -1,1 +1,1 @@
-"""TBD."""
+"""What runs a model: the protocol and its runtimes."""

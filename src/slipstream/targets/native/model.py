@@ -1,0 +1,233 @@
+"""The native target: a decoder of the Llama family on the CPU, in the compiled core, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.core.errors import InputError
+from slipstream.kernels.decoder import DecoderWeights, Pass, make_decoder
+from slipstream.models.files import ModelFile, open_model
+from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.native.kv import BLOCK, BlockPool, Slots
+from slipstream.targets.native.load import decoder_shape, load_weights, require_supported
+from slipstream.targets.native.rope import RopeTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from slipstream.models.config import ModelConfig
+
+PREFILL_ROWS = 256
+"""Rows per prefill pass: large enough to share the unpacking of weights, small enough to report progress."""
+
+
+class NativeTarget:
+    """Implements `targets.base.Target`. One pass runs at a time; the object is not for use by several threads at once.
+
+    weights_bytes: memory of the packed weights. kv_bytes_per_token: cache memory of one position.
+    """
+
+    row_invariant = True
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        max_context: int | None = None,
+        slots: int = 64,
+    ) -> None:
+        """Raises InputError for a context the model does not have."""
+        if max_context is not None and not 0 < max_context <= config.max_context:
+            raise InputError(f"max_context is {max_context}; the model allows 1 to {config.max_context}")
+        self.name, self.config = name, config
+        self.vocab_size = config.vocab_size
+        self.max_context = max_context or config.max_context
+        self.weights_bytes = weights.nbytes
+        self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
+        self._shape = weights.shape
+        pool = BlockPool(_pool_blocks(self.max_context, slots, 4 * weights.shape.block_floats), weights.shape.block_floats)
+        self._slots = Slots(pool, slots, self.max_context)
+        self._decoder = make_decoder(weights, pool.data)
+        self._rope = RopeTables(config)
+        self._decoder.rope(self._rope.cos, self._rope.sin)
+        self._padding = _padding_ids(config)
+        self._pending: list[tuple[int, int, int]] = []
+        self._debug = os.environ.get("SLIPSTREAM_DEBUG") == "1"
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | ModelFile,
+        max_context: int | None = None,
+        slots: int = 64,
+        features: Sequence[int] = (),
+    ) -> NativeTarget:
+        """Open and pack a model.
+
+        slots: sequences the cache can hold at once (memory is taken only as they grow). features: layers whose input
+        hidden states passes return, concatenated in this order. Raises UnsupportedError before reading any weight.
+        """
+        file = model if isinstance(model, ModelFile) else open_model(model)
+        require_supported(file.config)
+        weights = load_weights(file, decoder_shape(file.config, features))
+        return cls(file.name, file.config, weights, max_context, slots)
+
+    @property
+    def features_width(self) -> int:
+        """Floats per row of the features; 0 when none were asked for."""
+        return self._shape.hidden * len(self._shape.features)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can still be opened."""
+        return self._slots.free
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the weights, of the cache blocks in use, and of all cache blocks ever touched."""
+        pool = self._slots.pool
+        block = 4 * self._shape.block_floats
+        return {"weights": self.weights_bytes, "kv_used": pool.used * block, "kv_touched": pool.touched * block}
+
+    def open(self) -> int:
+        """A free slot of length 0. Raises InputError when all are taken."""
+        return self._slots.open()
+
+    def close(self, slot: int) -> None:
+        """Give the slot and its memory back."""
+        self._slots.require(slot)
+        self._slots.close(slot)
+
+    def length(self, slot: int) -> int:
+        """Tokens in the slot's cache."""
+        self._slots.require(slot)
+        return self._slots.lengths[slot]
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self._slots.truncate(slot, length)
+
+    def fork(self, slot: int, length: int) -> int:
+        """A new slot that starts with the first `length` tokens of `slot`; their memory is shared, not copied."""
+        return self._slots.fork(slot, length)
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
+        """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
+        self._check_tokens(tokens)
+        self._slots.reserve(slot, self._slots.lengths[slot] + len(tokens))
+        ids = np.asarray(tokens, np.int32)
+        features = np.empty((len(ids), self.features_width), np.float32) if self.features_width else None
+        self._pending = []
+        for start in range(0, len(ids), PREFILL_ROWS):
+            part = ids[start : start + PREFILL_ROWS]
+            self._store(slot, part, None if features is None else features[start : start + len(part)])
+        return features
+
+    def _store(self, slot: int, tokens: NDArray[np.int32], features: NDArray[np.float32] | None) -> None:
+        """One pass over a chain of tokens whose keys and values go straight into the cache."""
+        rows = Pass(
+            tokens=tokens,
+            parents=np.arange(-1, len(tokens) - 1, dtype=np.int32),
+            first=np.asarray([0, len(tokens)], np.int32),
+            prefix=np.asarray([self._slots.lengths[slot]], np.int32),
+            tables=self._slots.tables[slot : slot + 1],
+        )
+        self._run(rows, None, features, store=True)
+        self._slots.grow(slot, len(tokens))
+
+    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
+        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
+        plan = self._plan(rows)
+        logits = np.empty((plan.rows, self.vocab_size), np.float32)
+        features = np.empty((plan.rows, self.features_width), np.float32) if self.features_width else None
+        self._run(plan, logits, features, store=False)
+        if self._padding is not None:
+            logits[:, self._padding] = -np.inf
+        bounds = plan.first.tolist()
+        spans = [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+        self._pending = [(row.slot, span.start, span.stop) for row, span in zip(rows, spans, strict=True)]
+        kept = None if features is None else [features[span] for span in spans]
+        return PassOutput([logits[span] for span in spans], kept)
+
+    def _plan(self, rows: Sequence[RowInput]) -> Pass:
+        """Flatten rows; make room in the cache for the longest path of each, so that commit cannot fail."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        first = [0]
+        for row in rows:
+            base = len(tokens)
+            tokens += [row.anchor, *row.draft.tokens]
+            parents += [-1, *(base + 1 + parent for parent in row.draft.parents)]
+            first.append(len(tokens))
+            deepest = max(row.draft.depths(), default=0)
+            self._slots.reserve(row.slot, self._slots.lengths[row.slot] + 1 + deepest)
+        self._check_tokens(tokens)
+        slots = [row.slot for row in rows]
+        if not slots or len(set(slots)) != len(slots):
+            raise InputError(f"a pass needs rows of distinct slots, got slots {slots}")
+        return Pass(
+            tokens=np.asarray(tokens, np.int32),
+            parents=np.asarray(parents, np.int32),
+            first=np.asarray(first, np.int32),
+            prefix=np.asarray([self._slots.lengths[slot] for slot in slots], np.int32),
+            tables=self._slots.tables[slots],
+        )
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep, per row of the last pass, the anchor and the nodes of this path (in depth order)."""
+        if len(paths) != len(self._pending):
+            raise InputError(f"commit got {len(paths)} paths for a pass over {len(self._pending)} rows")
+        kept, blocks, offsets = [], [], []
+        for path, (slot, start, end) in zip(paths, self._pending, strict=True):
+            chosen = np.asarray([start, *(start + 1 + node for node in path)], np.int32)
+            if self._debug:
+                assert chosen.max() < end, "a committed node is not in the draft"
+                assert (self._parents[chosen[1:]] == chosen[:-1]).all(), "a committed path skips a node"
+            block, offset = self._slots.places(slot, len(chosen))
+            kept.append(chosen)
+            blocks.append(block)
+            offsets.append(offset)
+        self._decoder.commit(np.concatenate(kept), np.concatenate(blocks), np.concatenate(offsets))
+        for chosen, (slot, _, _) in zip(kept, self._pending, strict=True):
+            self._slots.grow(slot, len(chosen))
+        self._pending = []
+        if self._debug:
+            self._slots.check()
+
+    def _run(
+        self, plan: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, store: bool
+    ) -> None:
+        if self._debug:
+            plan.check(self._shape)
+            self._slots.check()
+            self._parents = plan.parents
+        if self._rope.ensure(plan.end):
+            self._decoder.rope(self._rope.cos, self._rope.sin)
+        self._decoder.forward(plan, logits, features, store)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if len(tokens) and not (0 <= min(tokens) and max(tokens) < self.vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise InputError(f"token id {wrong} is outside the vocabulary (0 to {self.vocab_size - 1})")
+
+
+def _pool_blocks(max_context: int, slots: int, block_bytes: int) -> int:
+    """Blocks to reserve: enough for all slots, but no more than the machine's memory could ever hold."""
+    per_slot = -(-max_context // BLOCK)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**36
+    return max(per_slot, min(slots * per_slot, memory // block_bytes))
+
+
+def _padding_ids(config: ModelConfig) -> NDArray[np.intp] | slice | None:
+    """Ids that are no tokens: unused ones and those the head has beyond the token list."""
+    unused = sorted({*config.unused_ids, *range(config.token_count, config.vocab_size)})
+    if not unused:
+        return None
+    if unused == list(range(unused[0], unused[-1] + 1)):
+        return slice(unused[0], unused[-1] + 1)
+    return np.asarray(unused, np.intp)

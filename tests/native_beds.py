@@ -1,0 +1,168 @@
+"""Test beds of the native target: tiny random models of every family, built in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.core.errors import ModelError
+from slipstream.core.tree import Draft
+from slipstream.kernels.decoder import CompiledDecoder, Decoder
+from slipstream.models.config import ModelConfig
+from slipstream.models.files import ModelFile
+from slipstream.models.tensor import Tensor
+from slipstream.targets.base import RowInput
+from slipstream.targets.native.model import NativeTarget
+
+PLAIN: dict[str, Any] = {
+    "architecture": "llama", "hidden_size": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 72, "vocab_size": 101, "token_count": 101, "rms_eps": 1e-5, "max_context": 400,
+}  # fmt: skip
+LLAMA3 = {
+    "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama3": {"rope_scaling": LLAMA3, "num_heads": 6, "num_kv_heads": 1, "tie_embeddings": True},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}, "num_kv_heads": 4},
+    "biases": {"attention_bias": True, "o_bias": True, "mlp_bias": True},
+    "mistral": {"architecture": "mistral", "head_dim": 32, "rope_theta": 1e6},
+    "qwen2": {"architecture": "qwen2", "attention_bias": True, "num_heads": 7, "num_kv_heads": 1, "tie_embeddings": True},
+    "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 24, "hidden_size": 40, "num_layers": 3},
+    "odd": {"head_dim": 10, "hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 3, "vocab_size": 53,
+            "token_count": 50, "unused_ids": (7,)},
+}  # fmt: skip
+
+
+class RandomModel(ModelFile):
+    """A model of the given description with seeded random fp32 weights, or quantised ones (`kind`)."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0, kind: str = "F32") -> None:
+        self.path, self.name, self.config = Path("random"), "random", config
+        self._seed, self._kind = seed, kind
+        self.read: list[str] = []
+
+    def names(self) -> list[str]:
+        raise NotImplementedError
+
+    def tokenizer(self) -> Any:
+        raise NotImplementedError
+
+    def tensor(self, name: str) -> Tensor:
+        self.read.append(name)
+        shape = self._shape(name)
+        if shape is None:
+            raise ModelError(f"no tensor {name}")
+        rng = np.random.default_rng([self._seed, *name.encode()])
+        values = rng.standard_normal(shape, np.float32)
+        if len(shape) == 1:
+            values = 1 + 0.3 * values if "norm" in name else 0.3 * values
+            return Tensor("F32", shape, values.reshape(1, -1).view(np.uint8))
+        return typed(values * np.float32(1.5 / np.sqrt(shape[1])), self._kind)
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        c = self.config
+        q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        sizes: dict[str, tuple[int, int]] = {
+            "embed_tokens": (c.vocab_size, c.hidden_size), "lm_head": (c.vocab_size, c.hidden_size),
+            "q_proj": (q, c.hidden_size), "k_proj": (kv, c.hidden_size), "v_proj": (kv, c.hidden_size),
+            "o_proj": (c.hidden_size, q), "gate_proj": (c.intermediate_size, c.hidden_size),
+            "up_proj": (c.intermediate_size, c.hidden_size), "down_proj": (c.hidden_size, c.intermediate_size),
+        }  # fmt: skip
+        part = name.split(".")[-2]
+        if name.endswith(".bias"):
+            return sizes[part][:1]
+        if part in ("q_norm", "k_norm"):
+            return (c.head_dim,)
+        return sizes[part] if part in sizes else (c.hidden_size,)
+
+
+def typed(values: np.ndarray, kind: str) -> Tensor:
+    """fp32 values as a tensor of this type."""
+    if kind == "F32":
+        return Tensor("F32", values.shape, np.ascontiguousarray(values).view(np.uint8))
+    if kind == "BF16":
+        bits = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+        return Tensor("BF16", values.shape, bits.view(np.uint8))
+    from gguf import GGMLQuantizationType, quants
+
+    return Tensor(kind, values.shape, quants.quantize(values, GGMLQuantizationType[kind]))
+
+
+def model(family: str = "llama", seed: int = 0, kind: str = "F32", **changes: Any) -> RandomModel:
+    return RandomModel(ModelConfig(**{**PLAIN, **FAMILIES[family], **changes}), seed, kind)
+
+
+def target(family: str = "llama", features: tuple[int, ...] = (), kind: str = "F32", **changes: Any) -> NativeTarget:
+    return NativeTarget.load(model(family, kind=kind, **changes), slots=8, features=features)
+
+
+def twin(family: str, features: tuple[int, ...] = (), monkeypatch: Any = None) -> NativeTarget:
+    """The same target on the numpy twin."""
+    from slipstream.kernels.reference_decoder import ReferenceDecoder
+
+    monkeypatch.setattr("slipstream.targets.native.model.make_decoder", ReferenceDecoder)
+    made = target(family, features)
+    monkeypatch.undo()
+    return made
+
+
+def decoder_of(subject: NativeTarget) -> Decoder:
+    return subject._decoder
+
+
+def compiled(subject: NativeTarget) -> bool:
+    return isinstance(decoder_of(subject), CompiledDecoder)
+
+
+def tokens(count: int, seed: int = 0, vocab: int = 50) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, count).tolist()
+
+
+def random_tree(nodes: int, seed: int, vocab: int = 50) -> Draft:
+    """A tree whose siblings carry distinct tokens."""
+    rng = np.random.default_rng(seed)
+    draft = Draft()
+    used: set[tuple[int, int]] = set()
+    while len(draft) < nodes:
+        parent, token = int(rng.integers(-1, len(draft))), int(rng.integers(0, vocab))
+        if (parent, token) not in used:
+            used.add((parent, token))
+            draft.parents.append(parent)
+            draft.tokens.append(token)
+    return draft
+
+
+def opened(subject: NativeTarget, prompt: list[int]) -> int:
+    """A slot that holds the prompt."""
+    slot = subject.open()
+    subject.prefill(slot, prompt)
+    return slot
+
+
+def logits_of(subject: NativeTarget, prompt: list[int], draft: Draft | None = None) -> np.ndarray:
+    """Logits of one pass: the last prompt token is the anchor. The slot is closed again."""
+    slot = opened(subject, prompt[:-1])
+    out = subject.forward([RowInput(slot, prompt[-1], draft or Draft())]).logits[0]
+    subject.close(slot)
+    return out
+
+
+def cache_of(subject: NativeTarget, slot: int) -> np.ndarray:
+    """Keys and values of a slot: [positions, layers, 2, kv_heads, head_dim]."""
+    shape, slots = subject._shape, subject._slots
+    rows = []
+    for position in range(subject.length(slot)):
+        block = slots.pool.data[slots.tables[slot, position // 32]].reshape(shape.layers, -1)
+        split = shape.kv_heads * shape.head_dim * 32
+        keys = block[:, :split].reshape(shape.layers, shape.kv_heads, shape.head_dim, 32)[..., position % 32]
+        values = block[:, split:].reshape(shape.layers, shape.kv_heads, 32, -1)[:, :, position % 32, : shape.head_dim]
+        rows.append(np.stack([keys, values], axis=1))
+    return np.stack(rows) if rows else np.zeros((0,))
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
