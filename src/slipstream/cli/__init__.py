@@ -1,1 +1,62 @@
-"""TBD."""
+"""The command `slipstream`: its entry point, and how anything that goes wrong is said in one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for input that is wrong, 130 after Ctrl-C, 1 for a defect."""
+    from slipstream.cli.app import app
+    from slipstream.core.errors import SlipstreamError
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or os.environ.get("SLIPSTREAM_DEBUG") == "1"
+    try:
+        code = app(args=[word for word in given if word != "--debug"], prog_name="slipstream", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # The reader has gone (`slipstream ... | head`): nothing is wrong, and nothing can be said any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SlipstreamError as error:
+        if debug:
+            raise
+        return complain(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        return refused(error, debug)
+
+
+def refused(error: Exception, debug: bool) -> int:
+    """Exit code for what typer raises (wrong usage, Ctrl-C) and for defects."""
+    import typer
+
+    if isinstance(error, typer.Abort):
+        return INTERRUPTED
+    if hasattr(error, "format_message"):
+        return complain(error.format_message())
+    if debug:
+        raise error
+    complain(f"{type(error).__name__}: {error} (this is a defect; --debug shows where it happened)")
+    return 1
+
+
+def complain(message: str) -> int:
+    """One line on stderr."""
+    line = " ".join(message.split())
+    print(f"error: {line}", file=sys.stderr)
+    return WRONG_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The command `chat`: a conversation on the terminal (or line by line from a pipe)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.report import prompt_progress, statistics_line
+from slipstream.core.errors import SlipstreamError
+
+if TYPE_CHECKING:
+    from slipstream.core.params import SamplingParams
+    from slipstream.core.types import Piece, RequestOutput
+    from slipstream.llm import LLM
+
+DRAFTED, PLAIN = "\033[36m", "\033[0m"
+HELP = """/stats  what speculation did, in the last answer and in all of them
+/reset  begin a new conversation
+/help   this list
+/exit   leave (Ctrl-D does too); Ctrl-C stops an answer"""
+
+
+def chat(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = "",
+    model_option: o.Model = o.DEFAULT_MODEL,
+    system: o.System = None,
+    color_drafts: Annotated[
+        bool, typer.Option("--color-drafts", help="Show tokens that were drafted and accepted in another colour.")
+    ] = False,
+    quiet: o.Quiet = False,
+    max_tokens: o.MaxTokens = 1024,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    stop_token_id: o.StopIds = None,
+    min_tokens: o.MinTokens = 0,
+    ignore_eos: o.IgnoreEos = False,
+    presence_penalty: o.Presence = 0.0,
+    frequency_penalty: o.Frequency = 0.0,
+    repetition_penalty: o.Repetition = 1.0,
+    logit_bias: o.LogitBias = None,
+    draft: o.Draft = "auto",
+    draft_model: o.DraftModel = None,
+    max_nodes: o.MaxNodes = 8,
+    shape: o.Shape = None,
+    verifier: o.Verifier = "coupled",
+    controller: o.Controller = "adaptive",
+    no_speculation: o.NoSpeculation = False,
+    max_context: o.MaxContext = None,
+    threads: o.Threads = None,
+) -> None:
+    """Talk with a model. /help lists the commands inside."""
+    params = o.sampling_params(context.params)
+    with o.load({**context.params, "model": model or model_option}) as llm:
+        session = Session(llm, params, system, speculation=not no_speculation, color=color_drafts)
+        session.quiet = quiet
+        session.run()
+
+
+class Session:
+    """One conversation: messages so far, and the statistics of its answers."""
+
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, *, speculation: bool = True, color: bool = False
+    ) -> None:
+        self.llm, self.params, self.speculation, self.color = llm, params, speculation, color
+        self.quiet = False
+        self._start = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, Any]] = list(self._start)
+        self.results: list[RequestOutput] = []
+
+    def run(self) -> None:
+        """Read lines until the input ends or /exit."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            import readline  # noqa: F401  gives input() a history and line editing
+
+            print(f"{self.llm.describe()}\n/help for commands", file=sys.stderr)
+        while True:
+            try:
+                line = input("> " if interactive else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
+                continue
+            if line.startswith("/"):
+                if not self.command(line):
+                    return
+            elif line:
+                self.say(line)
+
+    def command(self, line: str) -> bool:
+        """Carry out a /command; False when it is time to leave."""
+        if line in ("/exit", "/quit"):
+            return False
+        if line == "/reset":
+            self.messages = list(self._start)
+            print("(new conversation)", file=sys.stderr)
+        elif line == "/stats":
+            print(self.statistics())
+        else:
+            print(HELP if line == "/help" else f"unknown command {line}\n{HELP}")
+        return True
+
+    def statistics(self) -> str:
+        """The last answer, and all of them together."""
+        if not self.results:
+            return "no answers yet"
+        last = self.results[-1].outputs[0].speculation
+        stats = [result.outputs[0].speculation for result in self.results]
+        steps, tokens = sum(one.num_steps for one in stats), sum(one.tokens_before_trimming for one in stats)
+        seconds = sum(result.timing.decode_s for result in self.results)
+        made = sum(result.usage["completion_tokens"] for result in self.results)
+        sources = [f"{name} {last.accepted_by_source.get(name, 0)}/{n}" for name, n in last.drafted_by_source.items()]
+        return "\n".join(
+            [
+                f"last answer: {statistics_line(self.results[-1])[1:-1]}",
+                f"  accepted/drafted by source: {', '.join(sources) or 'nothing drafted'}",
+                f"  steps by tokens accepted (0, 1, ...): {last.acceptance_histogram}",
+                f"{len(self.results)} answers: {made} tokens in {seconds:.2f} s, "
+                f"{tokens / max(1, steps):.2f} tokens per pass",
+            ]
+        )
+
+    def say(self, text: str) -> None:
+        """Put a message, stream the answer. What came before Ctrl-C stays in the conversation."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            request = self.llm.submit(
+                self.messages, self.params, speculation=self.speculation, progress=prompt_progress(self.quiet)
+            )
+            with StopSign() as stopped:
+                pieces = self.llm.follow(request)
+                for piece in pieces:
+                    self.show(piece)
+                    if stopped.seen:
+                        break
+                pieces.close()  # type: ignore[attr-defined]
+        except SlipstreamError as error:
+            print(f"error: {error}", file=sys.stderr)
+            self.messages.pop()
+            return
+        except KeyboardInterrupt:
+            stopped.seen = True
+        result = request.result()
+        print("\n(stopped)" if stopped.seen else "", flush=True)
+        answer = result.outputs[0].text
+        if answer:
+            self.messages.append({"role": "assistant", "content": answer})
+        else:
+            self.messages.pop()
+        self.results.append(result)
+        if not self.quiet:
+            print(statistics_line(result), file=sys.stderr)
+
+    def show(self, piece: Piece) -> None:
+        """Print a piece, drafted ones in colour if asked for."""
+        drafted = self.color and any(piece.sources) and piece.text
+        sys.stdout.write(f"{DRAFTED}{piece.text}{PLAIN}" if drafted else piece.text)
+        sys.stdout.flush()
+
+
+class StopSign:
+    """Inside, the first Ctrl-C only sets `seen`, so that a pass is never torn; the second interrupts at once."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)

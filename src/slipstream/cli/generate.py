@@ -1,0 +1,178 @@
+"""The command `generate`: prompts from arguments, files or stdin; text as it comes, or JSON."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.report import as_json, prompt_progress, statistics_line
+from slipstream.core.errors import InputError
+
+if TYPE_CHECKING:
+    from slipstream.core.params import SamplingParams
+    from slipstream.core.types import RequestOutput
+    from slipstream.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt: raw text, token ids, or a conversation; `conversation` says which way it goes."""
+
+    content: Any
+    conversation: bool
+
+
+def generate(
+    context: typer.Context,
+    prompts: Annotated[list[str] | None, typer.Argument(help="One prompt or several; - reads stdin.")] = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file that is one prompt.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option("--jsonl", help="Rows with prompt, messages or prompt_token_ids; - for stdin.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt.")] = False,
+    quiet: o.Quiet = False,
+    system: o.System = None,
+    max_tokens: o.MaxTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    min_p: o.MinP = 0.0,
+    seed: o.Seed = None,
+    choices: o.Choices = 1,
+    stop: o.Stop = None,
+    stop_token_id: o.StopIds = None,
+    min_tokens: o.MinTokens = 0,
+    ignore_eos: o.IgnoreEos = False,
+    presence_penalty: o.Presence = 0.0,
+    frequency_penalty: o.Frequency = 0.0,
+    repetition_penalty: o.Repetition = 1.0,
+    logit_bias: o.LogitBias = None,
+    logprobs: o.Logprobs = None,
+    draft: o.Draft = "auto",
+    draft_model: o.DraftModel = None,
+    max_nodes: o.MaxNodes = 8,
+    shape: o.Shape = None,
+    verifier: o.Verifier = "coupled",
+    controller: o.Controller = "adaptive",
+    no_speculation: o.NoSpeculation = False,
+    max_context: o.MaxContext = None,
+    max_batch: o.MaxBatch = 8,
+    threads: o.Threads = None,
+) -> None:
+    """Answer prompts. Uses the model's chat template unless --raw is given."""
+    params = o.sampling_params(context.params)
+    tasks = read_tasks(prompts, file, jsonl)
+    with o.load(context.params) as llm:
+        tasks = [prepare(task, system, raw or not llm.has_chat_template) for task in tasks]
+        if len(tasks) == 1 and choices == 1 and not json:
+            stream(llm, tasks[0], params, speculation=not no_speculation, quiet=quiet)
+            return
+        results = answer(llm, tasks, params, speculation=not no_speculation, quiet=quiet)
+        for index, result in enumerate(results):
+            if json:
+                typer.echo(json_format.dumps(as_json(result, index, llm.name), ensure_ascii=False))
+            else:
+                show(index, result, many=len(tasks) > 1, quiet=quiet)
+        if any(output.finish_reason == "error" for result in results for output in result.outputs):
+            raise typer.Exit(2)
+
+
+def read_tasks(prompts: Sequence[str] | None, file: Path | None, jsonl: Path | None) -> list[Task]:
+    """The prompts that the command line names, from exactly one kind of place."""
+    given = [bool(prompts), file is not None, jsonl is not None]
+    if sum(given) > 1:
+        raise InputError("prompts come from arguments, from --file or from --jsonl; give only one of them")
+    if jsonl is not None:
+        lines = read(jsonl).splitlines()
+        tasks = [row(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        if not tasks:
+            raise InputError(f"{jsonl} holds no rows")
+        return tasks
+    if file is not None:
+        return [Task(read(file), False)]
+    if not prompts and sys.stdin.isatty():
+        raise InputError("there is no prompt; give it as an argument, with --file, or on stdin")
+    return [Task(read(Path("-")) if prompt == "-" else prompt, False) for prompt in prompts or ["-"]]
+
+
+def read(path: Path) -> str:
+    """A text file, or stdin for -."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
+
+
+def row(line: str, number: int) -> Task:
+    """One row of a JSONL file."""
+    try:
+        found = json_format.loads(line)
+    except ValueError as error:
+        raise InputError(f"row {number} is not JSON: {error}") from None
+    if isinstance(found, dict):
+        if isinstance(found.get("messages"), list):
+            return Task(found["messages"], True)
+        if isinstance(found.get("prompt"), str):
+            return Task(found["prompt"], False)
+        if isinstance(found.get("prompt_token_ids"), list):
+            return Task({"prompt_token_ids": found["prompt_token_ids"]}, False)
+    raise InputError(f"row {number} needs a prompt (text), messages (a list) or prompt_token_ids (a list)")
+
+
+def prepare(task: Task, system: str | None, raw: bool) -> Task:
+    """Plain text becomes a conversation where the chat template is to be used."""
+    if isinstance(task.content, str) and not raw:
+        task = Task([{"role": "user", "content": task.content}], True)
+    if system is None:
+        return task
+    if not task.conversation:
+        raise InputError("--system needs a chat template; it cannot be used with --raw or token ids")
+    return Task([{"role": "system", "content": system}, *task.content], True)
+
+
+def stream(llm: LLM, task: Task, params: SamplingParams, *, speculation: bool, quiet: bool) -> None:
+    """Print one answer as it comes."""
+    progress = prompt_progress(quiet)
+    request = llm.submit(task.content, params, speculation=speculation, progress=progress)
+    try:
+        for piece in llm.follow(request):
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if not quiet:
+        print(statistics_line(request.result()), file=sys.stderr)
+
+
+def answer(
+    llm: LLM, tasks: Sequence[Task], params: SamplingParams, *, speculation: bool, quiet: bool
+) -> list[RequestOutput]:
+    """All answers at once, side by side."""
+    progress = prompt_progress(quiet)
+    requests = [llm.submit(task.content, params, speculation=speculation, progress=progress) for task in tasks]
+    return llm.finish(requests)
+
+
+def show(index: int, result: RequestOutput, *, many: bool, quiet: bool) -> None:
+    """Print the answers to one prompt."""
+    for output in result.outputs:
+        if many or len(result.outputs) > 1:
+            typer.echo(f"--- prompt {index}, answer {output.index}")
+        typer.echo(output.text)
+        if output.finish_reason == "error":
+            print(f"error: {output.stop_reason}", file=sys.stderr)
+    if not quiet:
+        print(statistics_line(result), file=sys.stderr)

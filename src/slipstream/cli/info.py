@@ -1,0 +1,88 @@
+"""The command `info`: what a model is, what it takes, and what its passes cost on this machine."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+
+if TYPE_CHECKING:
+    from slipstream.models.files import ModelFile
+
+ARCHITECTURE = (
+    "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
+    "vocab_size",
+)  # fmt: skip
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    measure: Annotated[bool, typer.Option(help="Time memory and passes (some seconds).")] = True,
+    max_context: o.MaxContext = None,
+    threads: o.Threads = None,
+) -> None:
+    """Show a model's size, its cache, its runtime, and the measured cost of passes."""
+    from slipstream.llm import load_target, open_named
+
+    file = open_named(model)
+    target = load_target(file, max_context, 1, threads)
+    found = describe(file, target)
+    if measure:
+        from slipstream.cli.measure import pass_costs, read_bandwidth
+
+        found["read_bandwidth_gb_s"] = round(read_bandwidth(found["threads"]), 1)
+        found["pass_cost"] = pass_costs(target)
+    typer.echo(json_format.dumps(found) if json else as_text(found))
+
+
+def describe(file: ModelFile, target: Any) -> dict[str, Any]:
+    """Everything that needs no clock."""
+    from slipstream.kernels import native
+
+    return {
+        "model": file.name,
+        "path": str(file.path),
+        "weight_types": file.weight_types,
+        "weights_bytes": target.weights_bytes,
+        "file_bytes": file.weights_bytes,
+        "kv_bytes_per_token": target.kv_bytes_per_token,
+        "max_context": target.max_context,
+        **{name: getattr(file.config, name) for name in ARCHITECTURE},
+        "chat_template": file.chat_template is not None,
+        "licence": file.licence,
+        "runtime": "native",
+        "runtime_reason": f"architecture {file.config.architecture} is of the Llama family, weights are readable",
+        "kernels": native.active(),
+        "threads": native.threads(),
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    layers = f"{found['num_layers']} layers of width {found['hidden_size']}"
+    heads = f"{found['num_heads']} heads ({found['num_kv_heads']} for keys and values) of {found['head_dim']}"
+    lines = [
+        ("model", f"{found['model']}  ({found['path']})"),
+        ("licence", found["licence"] or "not stated in the file"),
+        (
+            "architecture",
+            f"{found['architecture']}, {layers}, {heads}",
+        ),
+        ("vocabulary", f"{found['vocab_size']} tokens; chat template: {'yes' if found['chat_template'] else 'no'}"),
+        ("weights", f"{found['weights_bytes'] / 1e6:.1f} MB in memory ({found['weight_types']})"),
+        ("cache", f"{1000 * found['kv_bytes_per_token'] / 1e6:.1f} MB per 1000 tokens, context {found['max_context']}"),
+        ("runtime", f"{found['runtime']}: {found['runtime_reason']}"),
+        ("kernels", f"{found['kernels']}, {found['threads']} threads"),
+    ]
+    if "pass_cost" in found:
+        lines.append(("read speed", f"{found['read_bandwidth_gb_s']} GB/s"))
+    width = max(len(name) for name, _ in lines)
+    text = [f"{name.ljust(width)}  {value}" for name, value in lines]
+    for cost in found.get("pass_cost", ()):
+        ratio = cost["ms"] / found["pass_cost"][0]["ms"]
+        text.append(f"{'pass'.ljust(width)}  {cost['rows']:>3} rows {cost['ms']:>9.2f} ms  {ratio:5.2f}x of one row")
+    return "\n".join(text)

@@ -1,0 +1,58 @@
+"""Short measurements of this machine: how fast memory is read, and what passes of different sizes cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from slipstream.core.tree import chain
+from slipstream.targets.base import RowInput
+
+if TYPE_CHECKING:
+    from slipstream.targets.base import Target
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+CONTEXT = 128
+"""Tokens in the cache while passes are timed."""
+PATIENCE_S = 20.0
+"""Rounds stop here; every size is measured at least once."""
+BUFFER_BYTES = 1 << 28
+
+
+def read_bandwidth(threads: int, repeats: int = 5) -> float:
+    """GB/s at which `threads` threads together read a buffer much larger than the caches; the best of some runs."""
+    import numpy as np
+
+    parts = [np.ones(BUFFER_BYTES // 8 // threads, np.float64) for _ in range(threads)]
+    size = sum(part.nbytes for part in parts)
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - started)
+    return size / best / 1e9
+
+
+def pass_costs(target: Target, rows: Sequence[int] = ROWS, rounds: int = 5) -> list[dict[str, float]]:
+    """Milliseconds of a pass over an anchor and a chain below it, by token rows; the best of interleaved rounds."""
+    context = min(CONTEXT, target.max_context // 2)
+    fitting = [size for size in rows if context + size < target.max_context]
+    best = dict.fromkeys(fitting, float("inf"))
+    slot = target.open()
+    try:
+        target.prefill(slot, [1 + index % 7 for index in range(context)])
+        begun = time.perf_counter()
+        for done in range(rounds):
+            if done and time.perf_counter() - begun > PATIENCE_S:
+                break
+            for size in fitting:
+                inputs = [RowInput(slot, 1, chain([2 + index % 5 for index in range(size - 1)]))]
+                started = time.perf_counter()
+                target.forward(inputs)
+                best[size] = min(best[size], time.perf_counter() - started)
+    finally:
+        target.close(slot)
+    return [{"rows": size, "ms": round(1e3 * best[size], 3)} for size in fitting]

@@ -1,0 +1,83 @@
+"""What the commands say about an answer: the line of statistics, the JSON object, progress on a prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from slipstream.core.types import CompletionOutput, RequestOutput
+
+LONG_PROMPT = 512
+"""Tokens from which on reading the prompt is shown."""
+
+
+def statistics_line(result: RequestOutput) -> str:
+    """Speed, and what speculation did, for people."""
+    timing, stats = result.timing, [output.speculation for output in result.outputs]
+    made = result.usage["completion_tokens"]
+    drafted = sum(each.num_draft_tokens for each in stats)
+    accepted = sum(each.num_accepted_draft_tokens for each in stats)
+    steps = sum(each.num_steps for each in stats)
+    reused = f", {timing.reused_tokens} of them cached" if timing.reused_tokens else ""
+    parts = [
+        f"{made} tokens in {timing.decode_s:.2f} s, {timing.tokens_per_second:.1f} tokens/s",
+        f"prompt {len(result.prompt_token_ids)} tokens{reused} in {timing.prefill_s:.2f} s",
+    ]
+    if steps:
+        parts.append(f"{sum(each.tokens_before_trimming for each in stats) / steps:.2f} tokens per pass")
+    if drafted:
+        parts.append(f"{accepted} of {drafted} drafted tokens accepted")
+        gains = [each.speedup_estimate for each in stats if each.speedup_estimate]
+        if gains:
+            parts.append(f"about {sum(gains) / len(gains):.2f}x plain decoding")
+    if any(each.near_ties for each in stats):
+        parts.append(f"{sum(each.near_ties for each in stats)} near-ties")
+    if not all(each.exact for each in stats):
+        parts.append("LOSSY verifier: not the output of plain decoding")
+    failures = sum(each.drafter_failures for each in stats)
+    if failures:
+        parts.append(f"{failures} drafter failures")
+    return "[" + "; ".join(parts) + "]"
+
+
+def as_json(result: RequestOutput, index: int, model: str) -> dict[str, Any]:
+    """One JSON object per prompt: the first answer on top, all answers in `choices` when there are several."""
+    found: dict[str, Any] = {"index": index, "model": model, **choice(result.outputs[0])}
+    del found["choice"]
+    if len(result.outputs) > 1:
+        found["choices"] = [choice(output) for output in result.outputs]
+    found["usage"] = result.usage
+    found["timing"] = asdict(result.timing)
+    return found
+
+
+def choice(output: CompletionOutput) -> dict[str, Any]:
+    """One answer as plain data."""
+    found = {
+        "choice": output.index,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "seed": output.seed,
+        "speculation": output.speculation.as_dict(),
+    }
+    if output.logprobs is not None:
+        found["logprobs"] = [asdict(entry) for entry in output.logprobs]
+    return found
+
+
+def prompt_progress(quiet: bool) -> Callable[[int, int], None] | None:
+    """Shows on a terminal how far a long prompt has been read."""
+    if quiet or not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        if total >= LONG_PROMPT:
+            text = f"reading the prompt: {done} of {total} tokens" if done < total else ""
+            sys.stderr.write(f"\r\033[K{text}")
+            sys.stderr.flush()
+
+    return show
