@@ -17,7 +17,8 @@ LAYERS = [
     {"engine"},
     {"server", "bench", "train", "audit"},
     {"llm"},
-    {"cli", "__init__", "__main__"},
+    {"cli", "__init__"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))

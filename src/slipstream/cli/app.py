@@ -1,4 +1,4 @@
-"""The table of commands. Commands import what is slow only when they run."""
+"""The command table. Modules of commands add theirs; what is slow is imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli import chat, generate, info, models
+from slipstream.cli import models
 
 app = typer.Typer(
     name="slipstream",
@@ -21,9 +21,9 @@ app = typer.Typer(
 def show_version(wanted: bool) -> None:
     """Print the version and leave."""
     if wanted:
-        import slipstream
+        from importlib.metadata import version
 
-        typer.echo(f"slipstream {slipstream.__version__}")
+        typer.echo(f"slipstream {version('slipstream')}")
         raise typer.Exit
 
 
@@ -40,8 +40,5 @@ def root(
         typer.echo(context.get_help())
 
 
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
-app.command("info")(info.info)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from slipstream.cli import options as o
+from slipstream.cli.app import app
 from slipstream.cli.report import prompt_progress, statistics_line
 from slipstream.core.errors import SlipstreamError
 
@@ -25,6 +26,7 @@ HELP = """/stats  what speculation did, in the last answer and in all of them
 /exit   leave (Ctrl-D does too); Ctrl-C stops an answer"""
 
 
+@app.command("chat")
 def chat(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = "",

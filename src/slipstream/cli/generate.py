@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as o
+from slipstream.cli.app import app
 from slipstream.cli.report import as_json, prompt_progress, statistics_line
 from slipstream.core.errors import InputError
 
@@ -29,6 +30,7 @@ class Task:
     conversation: bool
 
 
+@app.command("generate")
 def generate(
     context: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(help="One prompt or several; - reads stdin.")] = None,
@@ -47,7 +49,7 @@ def generate(
     top_k: o.TopK = 0,
     min_p: o.MinP = 0.0,
     seed: o.Seed = None,
-    choices: o.Choices = 1,
+    n: o.Choices = 1,
     stop: o.Stop = None,
     stop_token_id: o.StopIds = None,
     min_tokens: o.MinTokens = 0,
@@ -69,21 +71,26 @@ def generate(
     threads: o.Threads = None,
 ) -> None:
     """Answer prompts. Uses the model's chat template unless --raw is given."""
-    params = o.sampling_params(context.params)
-    tasks = read_tasks(prompts, file, jsonl)
-    with o.load(context.params) as llm:
-        tasks = [prepare(task, system, raw or not llm.has_chat_template) for task in tasks]
-        if len(tasks) == 1 and choices == 1 and not json:
-            stream(llm, tasks[0], params, speculation=not no_speculation, quiet=quiet)
+    carry_out(read_tasks(prompts, file, jsonl), context.params)
+
+
+def carry_out(tasks: Sequence[Task], options: Mapping[str, Any]) -> None:
+    """Load the model and answer."""
+    params = o.sampling_params(options)
+    speculation, quiet, json = not options["no_speculation"], options["quiet"], options["json"]
+    with o.load(options) as llm:
+        tasks = [prepare(task, options["system"], options["raw"] or not llm.has_chat_template) for task in tasks]
+        if len(tasks) == 1 and params.n == 1 and not json:
+            stream(llm, tasks[0], params, speculation=speculation, quiet=quiet)
             return
-        results = answer(llm, tasks, params, speculation=not no_speculation, quiet=quiet)
+        results = answer(llm, tasks, params, speculation=speculation, quiet=quiet)
         for index, result in enumerate(results):
             if json:
                 typer.echo(json_format.dumps(as_json(result, index, llm.name), ensure_ascii=False))
             else:
                 show(index, result, many=len(tasks) > 1, quiet=quiet)
-        if any(output.finish_reason == "error" for result in results for output in result.outputs):
-            raise typer.Exit(2)
+    if any(output.finish_reason == "error" for result in results for output in result.outputs):
+        raise typer.Exit(2)
 
 
 def read_tasks(prompts: Sequence[str] | None, file: Path | None, jsonl: Path | None) -> list[Task]:

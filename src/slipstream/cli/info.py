@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as o
+from slipstream.cli.app import app
 
 if TYPE_CHECKING:
     from slipstream.models.files import ModelFile
@@ -18,6 +19,7 @@ ARCHITECTURE = (
 )  # fmt: skip
 
 
+@app.command("info")
 def info(
     model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,

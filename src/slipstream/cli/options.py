@@ -60,7 +60,7 @@ def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
     )  # fmt: skip
     return SamplingParams(
         **{name: options[name] for name in same},
-        n=options.get("choices", 1),
+        n=options.get("n", 1),
         logprobs=options.get("logprobs"),
         stop_token_ids=options["stop_token_id"],
         logit_bias=dict(map(bias, options["logit_bias"] or ())),

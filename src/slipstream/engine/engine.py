@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections import deque
@@ -35,7 +36,8 @@ class Engine:
     """Runs requests over one target, in batches of up to `max_batch` rows.
 
     verifier, controller, drafters: as in the step. keep_prefixes: finished answers whose cache rows stay for prompts
-    that begin with the same tokens. debug: check the cache against the tokens around every step.
+    that begin with the same tokens. debug: check the cache against the tokens around every step (None: when the
+    environment says SLIPSTREAM_DEBUG=1).
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Engine:
         *,
         max_batch: int = 8,
         keep_prefixes: int = 4,
-        debug: bool = False,
+        debug: bool | None = None,
     ) -> None:
         if max_batch < 1:
             raise InputError(f"max_batch is {max_batch}; it must be 1 or more")
-        self.target, self.tokenizer, self.debug = target, tokenizer, debug
+        self.target, self.tokenizer = target, tokenizer
+        self.debug = os.environ.get("SLIPSTREAM_DEBUG") == "1" if debug is None else debug
         guards = [Guard(drafter, target.vocab_size) for drafter in drafters]
         self._parts = Parts(target, verifier, controller, guards)
         self._scheduler = Scheduler(max_batch)
