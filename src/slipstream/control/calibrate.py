@@ -1,0 +1,100 @@
+"""From what drafters believe to what verification shows: chances by source, belief and depth, learned online."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.core.tree import ANCHOR
+from slipstream.core.types import Offers
+
+BINS = 10
+"""Beliefs are told apart in tenths."""
+DEPTH_EDGES = (1, 2, 4, 8)
+"""Depths 1, 2, 3-4, 5-8 and beyond are told apart."""
+WEIGHT = 4.0
+"""Observations that the coarser estimate counts for against a finer one."""
+FORGET = 0.97
+"""Weight left of old observations with each new one of the same kind: about the last thirty count."""
+LEAST, MOST = 0.002, 0.99
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Decayed sums: observations, hits, and what was believed beforehand."""
+
+    seen: float = 0.0
+    hits: float = 0.0
+    believed: float = 0.0
+
+    def add(self, hit: bool, belief: float) -> None:
+        self.seen = self.seen * FORGET + 1.0
+        self.hits = self.hits * FORGET + hit
+        self.believed = self.believed * FORGET + belief
+
+
+class Calibrator:
+    """Corrects chances of acceptance in three steps, coarse to fine: source, then belief, then belief and depth.
+
+    Each finer estimate starts from the coarser one, so a new source is soon known as a whole and later in detail.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[str, _Tally] = {}
+        self._bins: dict[tuple[str, int], _Tally] = {}
+        self._cells: dict[tuple[str, int, int], _Tally] = {}
+
+    def chance(self, source: str, belief: float, depth: int) -> float:
+        """Estimated probability that a node is accepted given that its parent is."""
+        whole = self._sources.get(source)
+        if whole is None:
+            return min(max(belief, LEAST), MOST)
+        expected = belief * (whole.hits + WEIGHT) / (whole.believed + WEIGHT)
+        key = (source, int(belief * BINS))
+        for tally in (self._bins.get(key), self._cells.get((*key, _level(depth)))):
+            if tally is not None:
+                expected = (tally.hits + WEIGHT * min(expected, MOST)) / (tally.seen + WEIGHT)
+        return min(max(expected, LEAST), MOST)
+
+    def chances(self, offers: Offers) -> list[float]:
+        """The same for every node of an offer."""
+        depths: list[int] = []
+        found: list[float] = []
+        for parent, belief in zip(offers.parents, offers.probs, strict=True):
+            depth = 1 if parent == ANCHOR else depths[parent] + 1
+            depths.append(depth)
+            found.append(self.chance(offers.source, belief, depth))
+        return found
+
+    def observe(self, source: str, belief: float, depth: int, hit: bool) -> None:
+        """A node whose parent stood turned out right or wrong."""
+        key = (source, int(belief * BINS))
+        self._sources.setdefault(source, _Tally()).add(hit, belief)
+        self._bins.setdefault(key, _Tally()).add(hit, belief)
+        self._cells.setdefault((*key, _level(depth)), _Tally()).add(hit, belief)
+
+    def learn(self, offers: Offers, emitted: Sequence[int]) -> float:
+        """Compare an offer with the tokens that were emitted, whether its nodes were verified or not.
+
+        Returns how surprising a right first token was: 1 up to an estimate of .5, then falling to 0 at certainty.
+
+        The emitted tokens decide every node whose parent lies on their path: so even plain decoding tells at no cost
+        which first-level nodes would have been accepted, and a source that stopped paying is seen to come back.
+        """
+        standing = {ANCHOR: 0}
+        surprise = 0.0
+        for node, parent in enumerate(offers.parents):
+            depth = standing.get(parent)
+            if depth is None or depth >= len(emitted):
+                continue
+            hit = offers.tokens[node] == emitted[depth]
+            if hit and depth == 0:
+                surprise = min(1.0, 2.0 - 2.0 * self.chance(offers.source, offers.probs[node], 1))
+            self.observe(offers.source, offers.probs[node], depth + 1, hit)
+            if hit:
+                standing[node] = depth + 1
+        return surprise
+
+
+def _level(depth: int) -> int:
+    return sum(depth > edge for edge in DEPTH_EDGES)

@@ -1,0 +1,125 @@
+"""What things cost here and now: seconds by size, learned from the clock while decoding."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.errors import InputError
+
+WINDOW = 15
+"""Times remembered per size; their median stands for them, so single disturbances do not count."""
+STALE_AFTER = 400
+"""Observations after which a size that was not measured again is forgotten: one bad time must not rule it out forever,
+and what a pass costs changes with the length of the context."""
+BEYOND = 0.5
+CHANGE = 0.01
+"""Relative change of a median that makes the table worth rebuilding."""
+
+
+class CostCurve:
+    """Seconds as a function of a whole number (token rows of a pass, depth of a draft), never falling.
+
+    Between sizes that were measured the ratio to a prior shape is interpolated, beyond them it is kept. The shape is
+    1 + slope * (n - 1), or `initial`: seconds by size from an earlier measurement, which count until sizes near them
+    are measured. A larger size that measured faster is pooled with its neighbours: what is cheaper for more work is
+    noise.
+    """
+
+    def __init__(self, slope: float, initial: Mapping[int, float] | None = None):
+        if initial and not all(size >= 1 and seconds > 0 for size, seconds in initial.items()):
+            raise InputError(f"initial costs are {dict(initial)}; sizes must be 1 or more and seconds positive")
+        self.slope = slope
+        self._initial = dict(sorted((initial or {}).items()))
+        self._times: dict[int, deque[float]] = {}
+        self._median: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+        self._clock = 0
+        self._table: NDArray[np.float64] = np.zeros(0)
+
+    @property
+    def known(self) -> bool:
+        """True when there is anything to go by."""
+        return bool(self._times or self._initial)
+
+    def measured(self, size: int) -> bool:
+        """True when this size was measured, lately or beforehand."""
+        return size in self._times or size in self._initial
+
+    def observe(self, size: int, seconds: float) -> None:
+        """One measurement."""
+        if seconds <= 0:
+            return
+        times = self._times.setdefault(size, deque(maxlen=WINDOW))
+        times.append(seconds)
+        self._clock += 1
+        self._seen[size] = self._clock
+        median = statistics.median(times)
+        if abs(median - self._median.get(size, 0.0)) > CHANGE * median:
+            self._median[size] = median
+            self._table = np.zeros(0)
+        if self._clock % STALE_AFTER == 0:
+            self._forget()
+
+    def _forget(self) -> None:
+        for size in [size for size, seen in self._seen.items() if self._clock - seen >= STALE_AFTER]:
+            del self._times[size], self._median[size], self._seen[size]
+        self._table = np.zeros(0)
+
+    def at(self, size: int) -> float:
+        """Seconds for one size; 0.0 for size 0 and while nothing is known."""
+        return float(self.table(size)[size])
+
+    def table(self, largest: int) -> NDArray[np.float64]:
+        """Seconds of the sizes 0..largest (or more)."""
+        if len(self._table) <= largest:
+            self._table = self._build(max(largest, 16))
+        return self._table
+
+    def _build(self, largest: int) -> NDArray[np.float64]:
+        table = np.zeros(largest + 1)
+        if not self.known:
+            return table
+        sizes = np.arange(1, largest + 1, dtype=np.float64)
+        shape = self._shape(sizes)
+        if self._times:
+            measured = sorted(self._times)
+            medians = _pooled([(self._median[n], len(self._times[n])) for n in measured])
+            ratios = np.array(medians) / self._shape(np.array(measured, dtype=np.float64))
+            shape = shape * np.interp(sizes, measured, ratios)
+            if len(measured) > 1:
+                # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful
+                # enough to find out that more is free, not so hopeful as to try every size in turn.
+                span = measured[-1] - measured[0]
+                rise = BEYOND * (medians[-1] - medians[0]) / span
+                shape = np.maximum(
+                    shape, np.where(sizes > measured[-1], medians[-1] + rise * (sizes - measured[-1]), 0)
+                )
+        table[1:] = np.maximum.accumulate(shape)
+        return table
+
+    def _shape(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The prior curve, in seconds when initial costs were given, else in units of size 1."""
+        straight = 1.0 + self.slope * (sizes - 1.0)
+        if not self._initial:
+            return straight
+        known = np.array(list(self._initial), dtype=np.float64)
+        ratios = np.array(list(self._initial.values())) / (1.0 + self.slope * (known - 1.0))
+        result: NDArray[np.float64] = straight * np.interp(sizes, known, ratios)
+        return result
+
+
+def _pooled(points: list[tuple[float, int]]) -> list[float]:
+    """The nearest never-falling sequence to values with weights (pool adjacent violators)."""
+    pools: list[tuple[float, int, int]] = []  # value, weight, points in it
+    for value, weight in points:
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, low_weight, low_size), (high, high_weight, high_size) = pools[-2:]
+            total = low_weight + high_weight
+            pools[-2:] = [((low * low_weight + high * high_weight) / total, total, low_size + high_size)]
+    return [value for value, _, size in pools for _ in range(size)]

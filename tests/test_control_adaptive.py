@@ -1,0 +1,204 @@
+"""The adaptive controller in a world with known costs and acceptance: does it find what is fastest?"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.control.adaptive import Adaptive
+from slipstream.control.base import StepCost
+from slipstream.control.fixed import Fixed
+from slipstream.core.params import SamplingParams
+from slipstream.core.tree import ANCHOR
+from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
+
+PASS = 0.010
+
+
+def flat(rows):
+    """A pass that is bound by memory: more rows cost little."""
+    return PASS * (1 + 0.03 * (rows - 1))
+
+
+def steep(rows):
+    """A pass in which every row costs as much as the first."""
+    return PASS * rows
+
+
+def stairs(rows):
+    """Blocks of four rows: the next one is free until a block is full."""
+    return PASS * (0.5 + 0.5 * -(-rows // 4))
+
+
+@dataclass
+class Guesser:
+    """A drafter whose tokens are right with a chance that may change over time; the right token is the depth."""
+
+    name: str
+    chance: object
+    seconds: float
+    """Per level."""
+    belief: float = 0.7
+    share: float = 1.0
+    """Share of steps in which there is anything to offer."""
+    asked: int = 0
+
+    def propose(self, limit: Limit, step: int, rng: random.Random) -> Offers:
+        limit = limit.of(self.name)
+        offers = Offers(self.name)
+        if not limit.nodes:
+            return offers
+        self.asked += 1
+        if rng.random() >= self.share:
+            offers.seconds = self.seconds / 5
+            return offers
+        chance = self.chance(step) if callable(self.chance) else self.chance
+        for depth in range(min(limit.depth, limit.nodes)):
+            offers.tokens.append(depth if rng.random() < chance else 1000)
+            offers.parents.append(depth - 1)
+            offers.probs.append(self.belief)
+        offers.seconds = self.seconds * len(offers)
+        return offers
+
+
+@dataclass
+class World:
+    """Simulated seconds and tokens of a controller."""
+
+    guessers: list[Guesser]
+    pass_time: object = flat
+    rows: int = 1
+    noise: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
+    drafted: int = 0
+    log: list[tuple[int, int]] = field(default_factory=list)
+
+    def run(self, controller, steps: int, seed: int = 1) -> float:
+        """Tokens per plain step's time."""
+        rng = random.Random(seed)
+        rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None) for i in range(self.rows)]
+        for step in range(steps):
+            limits = controller.limits(rows)
+            offers = [[guesser.propose(limit, step, rng) for guesser in self.guessers] for limit in limits]
+            drafts = controller.choose(rows, offers, limits) if any(limit.nodes for limit in limits) else None
+            seen = []
+            for index, row in enumerate(rows):
+                draft = drafts[index] if drafts else Fixed(0).choose([row], [[]], [Limit(0, 0)])[0]
+                assert len(draft) <= limits[index].nodes or not len(draft)
+                node, path = ANCHOR, []
+                while found := [n for n in draft.children(node) if draft.tokens[n] == len(path)]:
+                    node = found[0]
+                    path.append(node)
+                seen.append(Observation(row, draft, Verdict([*range(len(path) + 1)], path), None))
+            count = self.rows + sum(len(one.draft) for one in seen)
+            spent = self.pass_time(count) * (1 + self.noise * rng.random() ** 4)
+            drafting = sum(offer.seconds for of_row in offers for offer in of_row)
+            controller.observe(seen, StepCost(count, drafting, spent, 0.0))
+            self.seconds += spent + drafting
+            self.tokens += sum(len(one.verdict.tokens) for one in seen)
+            self.drafted += count - self.rows
+            self.log.append((step, count - self.rows))
+        return self.tokens / self.seconds * self.pass_time(self.rows) / self.rows
+
+
+def best_fixed(make, **world):
+    """The best of plain and all fixed chain lengths, drafting with all guessers."""
+    rates = {n: World(make() if n else [], **world).run(Fixed(n), 1500) for n in (0, 1, 2, 3, 4, 6, 8, 12, 16)}
+    return max(rates.values())
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.parametrize("pass_time", [flat, steep, stairs])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("seconds", [0.00001, 0.001, 0.004])
+def test_one_source_comes_close_to_the_best_fixed_length(seconds, chance, pass_time, noise):
+    def make():
+        return [Guesser("g", chance, seconds)]
+
+    found = World(make(), pass_time, noise=noise).run(Adaptive(16, "chain"), 1500)
+    best = best_fixed(make, pass_time=pass_time, noise=noise)
+    assert found >= 0.93 * best, f"{found:.3f} of {best:.3f}"
+
+
+@pytest.mark.parametrize("seconds", [0.00005, 0.001, 0.004, 0.02])
+@pytest.mark.parametrize("pass_time", [flat, steep])
+def test_fault_25_useless_drafts_cost_next_to_nothing(pass_time, seconds):
+    world = World([Guesser("useless", 0.0, seconds, belief=0.95)], pass_time)
+    assert world.run(Adaptive(), 1000) >= 0.97
+    assert world.drafted < 30
+
+
+def test_fault_25_a_useless_drafter_is_hardly_asked():
+    dear = Guesser("dear", 0.0, 0.004)
+    World([dear], flat).run(Adaptive(), 1000)
+    assert dear.asked < 25
+    cheap = Guesser("cheap", 0.0, 0.000001)
+    World([cheap], flat).run(Adaptive(), 1000)
+    assert cheap.asked > 900  # at no cost, and it is there when it pays again
+
+
+@pytest.mark.parametrize("seconds", [0.00001, 0.003])
+def test_a_source_that_pays_again_is_found_again(seconds):
+    world = World([Guesser("g", lambda step: 0.0 if step < 600 else 0.95, seconds)], flat)
+    controller = Adaptive(16, "chain")
+    world.run(controller, 600)
+    before = world.drafted
+    assert before < 60
+    late = World([Guesser("g", 0.95, seconds)], flat)
+    late.run(controller, 600)
+    alone = World([Guesser("g", 0.95, seconds)], flat)
+    alone.run(Adaptive(16, "chain"), 600)
+    assert late.tokens / late.seconds > 0.8 * alone.tokens / alone.seconds
+
+
+def test_a_dear_source_beside_a_cheap_one_is_asked_only_when_it_adds():
+    def cheap():
+        return Guesser("cheap", 0.9, 0.00002)
+
+    useless = Guesser("dear", 0.1, 0.004)
+    alone = World([cheap()], flat).run(Adaptive(16, "chain"), 1500)
+    both = World([cheap(), useless], flat).run(Adaptive(16, "chain"), 1500)
+    assert both >= 0.96 * alone
+    good = Guesser("dear", 0.9, 0.002)
+    rare = World([Guesser("cheap", 0.9, 0.00002, share=0.1)], flat).run(Adaptive(16, "chain"), 1500)
+    joined = World([Guesser("cheap", 0.9, 0.00002, share=0.1), good], flat).run(Adaptive(16, "chain"), 1500)
+    assert joined > 1.3 * rare
+
+
+def test_batches_stop_drafting_when_rows_are_dear():
+    alone = World([Guesser("g", 0.6, 0.00001)], stairs)
+    alone.run(Adaptive(8, "chain"), 500)
+    crowd = World([Guesser("g", 0.6, 0.00001)], steep, rows=8)
+    crowd.run(Adaptive(8, "chain"), 500)
+    assert alone.drafted > 500
+    assert crowd.drafted < 0.1 * 8 * 500
+
+
+def test_initial_costs_are_used_before_anything_is_measured():
+    dear = {1: 0.01, 2: 0.1, 17: 1.0}
+    cheap = {1: 0.01, 2: 0.0101, 17: 0.0102}
+    row = [Row(0, [0], 1, SamplingParams(), 0, sampler=None)]
+    offer = Offers("g", [0, 1], [-1, 0], [0.7, 0.7])
+    for costs, nodes in ((dear, 0), (cheap, 2)):
+        controller = Adaptive(16, "chain", pass_costs=costs)
+        limits = controller.limits(row)
+        assert limits[0].nodes == 16
+        assert len(controller.choose(row, [[offer]], limits)[0]) == nodes
+
+
+def test_rows_that_do_not_speculate_are_left_alone():
+    rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None, speculate=i > 0) for i in range(3)]
+    for controller in (Adaptive(pass_costs={1: 0.01, 3: 0.01}), Fixed(4)):
+        assert [limit.nodes > 0 for limit in controller.limits(rows)] == [False, True, True]
+    assert [limit.nodes for limit in Adaptive(0).limits(rows)] == [0, 0, 0]
+
+
+def test_every_n_is_looked_at():
+    """The first node does not pay, four do: stopping early would lose the gain."""
+    controller = Adaptive(8, "chain", pass_costs={1: 0.01, 2: 0.0198, 3: 0.0198, 4: 0.0198, 5: 0.0198, 9: 0.04})
+    row = [Row(0, [0], 1, SamplingParams(), 0, sampler=None)]
+    offer = Offers("g", [0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0.9] * 6)
+    assert len(controller.choose(row, [[offer]], controller.limits(row))[0]) == 4
