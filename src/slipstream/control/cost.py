@@ -108,8 +108,8 @@ class CostCurve:
         if not self._initial:
             return straight
         known = np.array(list(self._initial), dtype=np.float64)
-        ratios = np.array(list(self._initial.values())) / (1.0 + self.slope * (known - 1.0))
-        result: NDArray[np.float64] = straight * np.interp(sizes, known, ratios)
+        inside = np.interp(sizes, known, np.array(list(self._initial.values())))
+        result: NDArray[np.float64] = inside * np.maximum(straight / (1.0 + self.slope * (known[-1] - 1.0)), 1.0)
         return result
 
 

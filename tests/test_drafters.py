@@ -1,0 +1,166 @@
+"""Draft settings, and the guard that keeps every drafter's faults inside."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import beds
+from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.params import SamplingParams
+from slipstream.core.types import Limit, Offers, Row
+from slipstream.drafters import DraftSpec, build, drawing, parse
+from slipstream.drafters.guard import PATIENCE, Guard
+
+
+@pytest.mark.parametrize(
+    ("setting", "specs"),
+    [
+        ("none", []),
+        ("auto", [("suffix", "")]),
+        ("lookup", [("lookup", "")]),
+        (" suffix , model:a/b:c ", [("suffix", ""), ("model", "a/b:c")]),
+        ("model:C:\\x.gguf", [("model", "C:\\x.gguf")]),
+        ("auto,lookup", [("suffix", ""), ("lookup", "")]),
+    ],
+)
+def test_settings_are_read(setting, specs):
+    assert parse(setting) == [DraftSpec(*spec) for spec in specs]
+
+
+def test_auto_adds_the_draft_model_that_is_given():
+    assert parse("auto", "small") == [DraftSpec("suffix"), DraftSpec("model", "small")]
+    assert parse("lookup", "small") == [DraftSpec("lookup")]
+    assert drawing(parse("auto", "small"), classical=True) == ["model"]
+    assert drawing(parse("auto", "small"), classical=False) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("medusa", ["'medusa'", "none, auto, lookup, suffix, model:NAME"]),
+        ("", ["''", "choose from"]),
+        ("lookup,,suffix", ["''"]),
+        ("lookup:3", ["'lookup:3'"]),
+        ("model", ["model:NAME"]),
+        ("model:", ["model:NAME"]),
+        ("none,lookup", ["none cannot be combined"]),
+        ("lookup,lookup", ["lookup twice"]),
+        ("auto,suffix", ["suffix twice"]),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting, words):
+    with pytest.raises(InputError) as error:
+        parse(setting)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("word", ["recycling", "lookahead", "corpus:/data", "head:/x"])
+def test_fault_24_reserved_drafters_are_refused_not_ignored(word):
+    with pytest.raises(UnsupportedError, match=r"not available.*lookup, suffix, model:NAME"):
+        parse(f"lookup,{word}")
+
+
+def test_settings_become_drafters():
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        return beds.TableTransformer()
+
+    made = build(parse("lookup,suffix,model:small"), 16, load)
+    assert [drafter.name for drafter in made] == ["lookup", "suffix", "model"]
+    assert loaded == ["small"]
+
+
+def test_settings_are_read_without_heavy_imports():
+    code = "import sys, slipstream.drafters; print([m for m in ('numpy', 'torch', 'tokenizers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def row(ident=0, speculate=True):
+    return Row(ident, [1, 2], 2, SamplingParams(), 0, sampler=None, speculate=speculate)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Offers("s", [1, 2], [-1], [0.5, 0.5]),
+        Offers("s", [99], [-1], [0.5]),
+        Offers("s", [-1], [-1], [0.5]),
+        Offers("s", [1], [0], [0.5]),
+        Offers("s", [1, 1], [-1, -1], [0.5, 0.5]),
+        Offers("s", [1], [-1], []),
+        Offers("s", [1], [-1], [1.5]),
+        Offers("s", [1], [-1], [float("nan")]),
+        Offers("s", [1], [-1], [0.5], features=[1.0, 2.0]),
+    ],
+)
+def test_malformed_offers_count_as_failures(made, caplog):
+    guard = Guard(beds.Script(lambda row, limit: made, "s"), 10)
+    one = row()
+    guard.begin(one)
+    assert len(guard.propose([one], [Limit(4, 4)])[0]) == 0
+    assert guard.failures(one) == guard.total_failures == 1
+
+
+def test_failures_are_counted_logged_once_and_end_in_silence(caplog):
+    guard = Guard(beds.failing(), 10)
+    one = row()
+    guard.begin(one)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3 * PATIENCE):
+            assert len(guard.propose([one], [Limit(4, 4)])[0]) == 0
+    assert guard.failures(one) == PATIENCE
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    guard.end(one)
+    assert guard.failures(one) == 0
+
+
+def test_a_drafter_that_recovers_is_asked_on():
+    calls = []
+
+    def guess(row, limit):
+        calls.append(row)
+        if len(calls) % 3:
+            raise ValueError("not now")
+        return [1]
+
+    guard, one = Guard(beds.Script(guess), 10), row()
+    guard.begin(one)
+    made = [len(guard.propose([one], [Limit(1, 1)])[0]) for _ in range(30)]
+    assert made == [0, 0, 1] * 10
+    assert guard.failures(one) == 20
+
+
+def test_only_rows_with_a_limit_are_asked():
+    asked = []
+    script = beds.Script(lambda row, limit: asked.append((row.id, limit.depth)) or [1] * limit.depth, "s")
+    guard = Guard(script, 10)
+    rows = [row(0), row(1), row(2, speculate=False), row(3), row(4)]
+    for one in rows:
+        guard.begin(one)
+    limits = [Limit(4, 4), Limit(0, 0), Limit(4, 4), Limit(4, 4, depths={"s": 0}), Limit(4, 4, depths={"s": 2})]
+    offers = guard.propose(rows, limits)
+    assert asked == [(0, 4), (4, 2)]
+    assert [len(offer) for offer in offers] == [4, 0, 0, 0, 2]
+    assert [offer.seconds > 0 for offer in offers] == [True, False, False, False, True]
+    guard.propose(rows[1:3], limits[1:3])
+    assert script.calls.count("propose") == 1  # nobody to ask: the drafter is not called at all
+
+
+@pytest.mark.parametrize("verb", ["begin", "observe", "end"])
+def test_every_verb_is_guarded(verb):
+    script = beds.Script(lambda row, limit: [1])
+
+    def fail(*_):
+        raise RuntimeError(verb)
+
+    setattr(script, verb, fail)
+    output = beds.answer(beds.engine(beds.TableTarget(beds.random_table(1, 8)), [script]), [1], max_tokens=9)
+    assert len(output.token_ids) == 9
+    assert (output.speculation.drafter_failures > 0) == (verb != "end")
