@@ -288,10 +288,14 @@ def open_named(model: str | Path) -> ModelFile:
 
 
 def load_target(file: ModelFile, max_context: int | None, slots: int, threads: int | None) -> Target:
-    """An opened model, loaded by the runtime that runs it."""
+    """An opened model, loaded by the runtime that runs it. threads: for the whole process; None leaves them as is."""
+    from slipstream.kernels import native
     from slipstream.targets.native.model import NativeTarget
 
-    return NativeTarget.load(file, max_context=max_context, slots=slots, threads=threads)
+    if threads is not None:
+        native.set_threads(threads)
+    native.warn_if_slow()
+    return NativeTarget.load(file, max_context=max_context, slots=slots)
 
 
 def open_draft(name: str, target: ModelFile) -> ModelFile:

@@ -34,9 +34,10 @@ def info(
     target = load_target(file, max_context, 1, threads)
     found = describe(file, target)
     if measure:
-        from slipstream.cli.measure import pass_costs, read_bandwidth
+        from slipstream.cli.measure import pass_costs
+        from slipstream.kernels.measure import read_bandwidth
 
-        found["read_bandwidth_gb_s"] = round(read_bandwidth(found["threads"]), 1)
+        found["read_bandwidth_gb_s"] = round(read_bandwidth(), 1)
         found["pass_cost"] = pass_costs(target)
     typer.echo(json_format.dumps(found) if json else as_text(found))
 

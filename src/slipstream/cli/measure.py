@@ -1,10 +1,9 @@
-"""Short measurements of this machine: how fast memory is read, and what passes of different sizes cost."""
+"""A short measurement: what passes of different sizes cost on this machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from slipstream.core.tree import chain
@@ -18,22 +17,6 @@ CONTEXT = 128
 """Tokens in the cache while passes are timed."""
 PATIENCE_S = 20.0
 """Rounds stop here; every size is measured at least once."""
-BUFFER_BYTES = 1 << 28
-
-
-def read_bandwidth(threads: int, repeats: int = 5) -> float:
-    """GB/s at which `threads` threads together read a buffer much larger than the caches; the best of some runs."""
-    import numpy as np
-
-    parts = [np.ones(BUFFER_BYTES // 8 // threads, np.float64) for _ in range(threads)]
-    size = sum(part.nbytes for part in parts)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            started = time.perf_counter()
-            list(pool.map(np.max, parts))
-            best = min(best, time.perf_counter() - started)
-    return size / best / 1e9
 
 
 def pass_costs(target: Target, rows: Sequence[int] = ROWS, rounds: int = 5) -> list[dict[str, float]]:
