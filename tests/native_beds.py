@@ -9,7 +9,8 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import Draft
-from slipstream.kernels.decoder import CompiledDecoder, Decoder
+from slipstream.kernels import native
+from slipstream.kernels.reference_decoder import ReferenceDecoder
 from slipstream.models.config import ModelConfig
 from slipstream.models.files import ModelFile
 from slipstream.models.tensor import Tensor
@@ -30,10 +31,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}, "num_kv_heads": 4},
     "biases": {"attention_bias": True, "o_bias": True, "mlp_bias": True},
     "mistral": {"architecture": "mistral", "head_dim": 32, "rope_theta": 1e6},
-    "qwen2": {"architecture": "qwen2", "attention_bias": True, "num_heads": 7, "num_kv_heads": 1, "tie_embeddings": True},
+    "qwen2": {"architecture": "qwen2", "attention_bias": True, "num_heads": 7, "num_kv_heads": 1,
+              "tie_embeddings": True},
     "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 24, "hidden_size": 40, "num_layers": 3},
-    "odd": {"head_dim": 10, "hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 3, "vocab_size": 53,
-            "token_count": 50, "unused_ids": (7,)},
+    "odd": {"head_dim": 10, "hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 3,
+            "vocab_size": 53, "token_count": 50, "unused_ids": (7,)},
 }  # fmt: skip
 
 
@@ -77,7 +79,7 @@ class RandomModel(ModelFile):
             return sizes[part][:1]
         if part in ("q_norm", "k_norm"):
             return (c.head_dim,)
-        return sizes[part] if part in sizes else (c.hidden_size,)
+        return sizes.get(part, (c.hidden_size,))
 
 
 def typed(values: np.ndarray, kind: str) -> Tensor:
@@ -100,22 +102,19 @@ def target(family: str = "llama", features: tuple[int, ...] = (), kind: str = "F
     return NativeTarget.load(model(family, kind=kind, **changes), slots=8, features=features)
 
 
-def twin(family: str, features: tuple[int, ...] = (), monkeypatch: Any = None) -> NativeTarget:
-    """The same target on the numpy twin."""
-    from slipstream.kernels.reference_decoder import ReferenceDecoder
-
-    monkeypatch.setattr("slipstream.targets.native.model.make_decoder", ReferenceDecoder)
-    made = target(family, features)
-    monkeypatch.undo()
-    return made
-
-
-def decoder_of(subject: NativeTarget) -> Decoder:
-    return subject._decoder
+def twin(
+    family: str, monkeypatch: Any, features: tuple[int, ...] = (), decoder: type[ReferenceDecoder] = ReferenceDecoder
+) -> NativeTarget:
+    """The same target on the numpy twin, or on a changed one."""
+    with monkeypatch.context() as patch:
+        patch.setattr("slipstream.targets.native.model.make_decoder", decoder)
+        return target(family, features)
 
 
-def compiled(subject: NativeTarget) -> bool:
-    return isinstance(decoder_of(subject), CompiledDecoder)
+def core() -> Any:
+    """The compiled module, which every machine that runs these tests has built."""
+    assert native.core is not None
+    return native.core
 
 
 def tokens(count: int, seed: int = 0, vocab: int = 50) -> list[int]:
@@ -149,6 +148,17 @@ def logits_of(subject: NativeTarget, prompt: list[int], draft: Draft | None = No
     out = subject.forward([RowInput(slot, prompt[-1], draft or Draft())]).logits[0]
     subject.close(slot)
     return out
+
+
+def tree_faults(subject: NativeTarget, prompt: list[int], tree: Draft) -> list[int]:
+    """Nodes (-1: the anchor) whose logits differ from plain decoding of the same tokens."""
+    logits = logits_of(subject, prompt, tree)
+    nodes = range(-1, len(tree))
+    return [
+        node
+        for node in nodes
+        if not same_bits(logits[node + 1], logits_of(subject, prompt + tree.path_tokens(node))[0])
+    ]
 
 
 def cache_of(subject: NativeTarget, slot: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from slipstream.kernels import native
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from slipstream.kernels.pack import Packed
+    from slipstream.kernels.packed import Packed
 
 BLOCK = 32
 """Positions per KV block."""
@@ -23,7 +23,7 @@ LANES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of a decoder. `features`: layers whose input hidden states a pass can return (`layers` = the last output)."""
+    """Sizes of a decoder. features: layers whose input hidden states a pass can return (`layers`: the last output)."""
 
     hidden: int
     intermediate: int

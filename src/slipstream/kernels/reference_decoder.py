@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.kernels.decoder import BLOCK, LANES, SEGMENT, DecoderShape, DecoderWeights, LayerWeights, Pass
-from slipstream.kernels.reference import fma, linear, unpack_row
+from slipstream.kernels.decoder import BLOCK, LANES, SEGMENT, DecoderWeights, LayerWeights, Pass
+from slipstream.kernels.pack import unpack_rows
+from slipstream.kernels.reference import fma, linear
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from slipstream.kernels.pack import Packed
+    from slipstream.kernels.packed import Packed
 
     Floats = NDArray[np.float32]
 
@@ -65,7 +66,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
     mean = lane_sum(x, squares=True) / np.float32(x.shape[-1])
     scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
-    return x * scale[..., None] * weight
+    normed: Floats = x * scale[..., None] * weight
+    return normed
 
 
 def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
@@ -141,14 +143,14 @@ class ReferenceDecoder:
         shape = self.shape
         self._keys = np.zeros((shape.layers, rows.rows, shape.kv_heads, shape.head_dim), np.float32)
         self._values = np.zeros_like(self._keys)
-        x = np.stack([unpack_row(self.weights.embedding, int(token)) for token in rows.tokens])
+        x = unpack_rows(self.weights.embedding, rows.tokens)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             for index, layer in enumerate(self.weights.layers):
                 self._keep_features(features, index, x)
                 x = self._layer(index, layer, x, rows)
             self._keep_features(features, shape.layers, x)
             if logits is not None:
-                logits[:] = linear(self.weights.head, rms_norm(x, self.weights.norm, shape.eps))
+                logits[:] = linear(rms_norm(x, self.weights.norm, shape.eps), self.weights.head)
         if store:
             self._store_all(rows)
 
@@ -183,11 +185,11 @@ class ReferenceDecoder:
         self._keys[index] = rotate(k, cos, sin)
         self._values[index] = v
         mixed = np.stack([self._attend_row(index, row, q[row], rows) for row in range(rows.rows)])
-        x = x + with_bias(linear(layer.output, mixed.reshape(rows.rows, shape.q_width)), layer.output_bias)
+        x = x + linear(mixed.reshape(rows.rows, shape.q_width), layer.output, layer.output_bias)
         normed = rms_norm(x, layer.mlp_norm, shape.eps)
         both = with_bias(stacked(layer.gate_up, normed), layer.gate_up_bias)
         hidden = silu_times(both[:, : shape.intermediate], both[:, shape.intermediate :])
-        return x + with_bias(linear(layer.down, hidden), layer.down_bias)
+        return x + linear(hidden, layer.down, layer.down_bias)
 
     def _project(self, layer: LayerWeights, x: Floats) -> tuple[Floats, Floats, Floats]:
         shape = self.shape
@@ -231,7 +233,7 @@ class ReferenceDecoder:
 
 def stacked(parts: list[Packed], x: Floats) -> Floats:
     """Products with matrices that share their input, side by side."""
-    return np.concatenate([linear(part, x) for part in parts], axis=1)
+    return np.concatenate([linear(x, part) for part in parts], axis=1)
 
 
 def with_bias(x: Floats, bias: Floats | None) -> Floats:

@@ -158,7 +158,7 @@ class Slots:
         return copy
 
     def reserve(self, slot: int, length: int) -> None:
-        """Make positions from the slot's length up to `length` writable. Raises InputError past the context or memory."""
+        """Make positions from the slot's length to `length` writable. Raises InputError past the context or memory."""
         self.require(slot)
         if length > self.max_context:
             raise InputError(f"slot {slot} would hold {length} tokens, over the context of {self.max_context}")
@@ -182,7 +182,7 @@ class Slots:
 
     def check(self) -> None:
         """Assert that every block is accounted for and every length fits its blocks."""
-        self.pool.check([self.tables[slot, : held].tolist() for slot, held in enumerate(self._held)])
+        self.pool.check([self.tables[slot, :held].tolist() for slot, held in enumerate(self._held)])
         for slot, length in enumerate(self.lengths):
             assert length <= self._held[slot] * BLOCK, f"slot {slot} is longer than its blocks"
             assert slot in self._open or not self._held[slot], f"closed slot {slot} holds blocks"

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream.core.errors import InputError, ModelError, UnsupportedError
 from slipstream.kernels.decoder import DecoderShape, DecoderWeights, LayerWeights
-from slipstream.kernels.pack import pack
+from slipstream.kernels.pack import pack_stacked
 from slipstream.models.tensor import BLOCKS
 from slipstream.targets.native.rope import frequencies
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from slipstream.kernels.pack import Packed
+    from slipstream.kernels.packed import Packed
     from slipstream.models.config import ModelConfig
     from slipstream.models.files import ModelFile
     from slipstream.models.tensor import Tensor
@@ -112,8 +112,7 @@ class _Reader:
 
     @staticmethod
     def _pack(parts: Sequence[Tensor]) -> Packed:
-        raw = parts[0].raw if len(parts) == 1 else np.concatenate([part.raw for part in parts])
-        return pack(parts[0].type, raw, sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return pack_stacked(parts[0].type, [part.raw for part in parts], parts[0].shape[1])
 
 
 def load_weights(model: ModelFile, shape: DecoderShape) -> DecoderWeights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,9 @@ class NativeTarget:
         self.weights_bytes = weights.nbytes
         self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
         self._shape = weights.shape
-        pool = BlockPool(_pool_blocks(self.max_context, slots, 4 * weights.shape.block_floats), weights.shape.block_floats)
+        pool = BlockPool(
+            _pool_blocks(self.max_context, slots, 4 * weights.shape.block_floats), weights.shape.block_floats
+        )
         self._slots = Slots(pool, slots, self.max_context)
         self._decoder = make_decoder(weights, pool.data)
         self._rope = RopeTables(config)
@@ -149,7 +152,7 @@ class NativeTarget:
         if self._padding is not None:
             logits[:, self._padding] = -np.inf
         bounds = plan.first.tolist()
-        spans = [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+        spans = [slice(start, end) for start, end in pairwise(bounds)]
         self._pending = [(row.slot, span.start, span.stop) for row, span in zip(rows, spans, strict=True)]
         kept = None if features is None else [features[span] for span in spans]
         return PassOutput([logits[span] for span in spans], kept)
@@ -211,8 +214,8 @@ class NativeTarget:
         self._decoder.forward(plan, logits, features, store)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if len(tokens) and not (0 <= min(tokens) and max(tokens) < self.vocab_size):
-            wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
             raise InputError(f"token id {wrong} is outside the vocabulary (0 to {self.vocab_size - 1})")
 
 
