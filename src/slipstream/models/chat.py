@@ -168,9 +168,13 @@ def _render(model: ModelFile, values: Mapping[str, Any]) -> str:
     except _RefusedError as error:
         raise InputError(f"the chat template of {model.name} refuses these messages: {error}") from None
     except TemplateError as error:
-        raise ModelError(f"the chat template of {model.name} is broken: {error}") from None
+        raise ModelError(f"the chat template of {model.name} is broken: {_first_line(error)}") from None
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, ZeroDivisionError) as error:
-        raise ModelError(f"the chat template of {model.name} fails: {type(error).__name__}: {error}") from None
+        raise ModelError(f"the chat template of {model.name} fails: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 @lru_cache(maxsize=16)

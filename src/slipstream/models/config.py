@@ -64,9 +64,12 @@ class ModelConfig:
                 f"{self.num_heads} attention heads are not a multiple of {self.num_kv_heads} key-value heads; "
                 "the model's configuration is damaged"
             )
-        for name in ("rotary_dim", "head_dim"):
-            if getattr(self, name) % 2 or not 0 < getattr(self, name) <= 65536:
-                raise ModelError(f"{name} is {getattr(self, name)}; the model's configuration is damaged")
+        for name, most in (("head_dim", 65536), ("rotary_dim", self.head_dim)):
+            value = getattr(self, name)
+            if value % 2 or not 0 < value <= most:
+                raise ModelError(
+                    f"{name} is {value}, not an even number up to {most}; the model's configuration is damaged"
+                )
 
 
 class _Keys:
