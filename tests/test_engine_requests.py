@@ -119,3 +119,13 @@ def test_nothing_is_reused_of_targets_that_are_not_row_invariant():
     for _ in range(2):
         result = made.run([made.add([1, 2, 3], SamplingParams(max_tokens=3))])[0]
         assert result.timing.reused_tokens == 0
+
+
+def test_many_tokens_under_penalties_and_biases():
+    """More distinct tokens than any table of theirs starts with: in the prompt, the output, drafts and biases."""
+    target = beds.TableTarget(beds.random_table(1, 300, spread=1.0))
+    made = beds.engine(target, [beds.right(target)], 8)
+    params = {"max_tokens": 150, "temperature": 1.0, "seed": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.2}
+    for prompt, bias in ((list(range(90)), {}), ([1], {}), ([1], {token: 0.5 for token in range(100, 200)})):
+        plain = beds.answer(made, prompt, speculation=False, logit_bias=bias, **params)
+        assert beds.answer(made, prompt, logit_bias=bias, **params).token_ids == plain.token_ids

@@ -74,11 +74,14 @@ class Processors:
         self._repeats = params.repetition_penalty != 1.0
         self._counts = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         self._touched = _Touched()
+        # A new line may move the columns: the line comes first, then the column.
         for token, value in params.logit_bias.items():
-            self._touched.bias[self._touched.line_of(token)] = value
+            line = self._touched.line_of(token)
+            self._touched.bias[line] = value
         if self._repeats:
             for token in dict.fromkeys(prompt_tokens):
-                self._touched.seen[self._touched.line_of(token)] = True
+                line = self._touched.line_of(token)
+                self._touched.seen[line] = True
 
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the committed output."""
@@ -110,7 +113,8 @@ class Processors:
         self, logits: NDArray[np.float32], path: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         touched, params = self._touched, self._params
-        seen_before = [bool(touched.seen[touched.line_of(token)]) for token in path] if self._repeats else []
+        lines = [touched.line_of(token) for token in path] if self._repeats else []
+        seen_before = [bool(touched.seen[line]) for line in lines]
         self._count(path, 1.0)
         size = len(touched.line)
         ids = touched.ids[:size].copy()
