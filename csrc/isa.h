@@ -12,7 +12,7 @@ namespace slip {
 
 struct KernelTable {
   const char* name;
-  LinearTable linear;
+  const LinearTable& linear;
   OpsTable ops;
   SamplingTable sampling;
 };

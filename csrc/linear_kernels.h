@@ -1,4 +1,4 @@
-// `linear` of one instruction set; included by isa_impl.h only. Layout and law: linear.h.
+// `linear` of one instruction set; included by linear_<isa>.cpp, a unit of its own since it takes long to compile. Layout and law: linear.h.
 #pragma once
 
 #include <utility>
@@ -9,13 +9,18 @@
 namespace slip::SLIP_ISA {
 namespace {
 
-// How many rows share one unpacking in registers, and the register block of the path through the L1 buffer.
+// Rows that share one unpacking in registers: up to kPanelRows over whole panels, up to kFusedRows over half panels
+// (fewer sums per row, so that more rows fit the registers); more rows go through the L1 buffer in register blocks of
+// kMicroRows x kMicroTiles. kPairs: one row walks two panels at once, as more sums in flight hide the latency of fma.
 #if defined(SLIP_SIMD_AVX512)
-constexpr int kFusedRows = 8, kMicroTiles = 2, kMicroRows = 12;
+constexpr int kPanelRows = 8, kFusedRows = 8, kMicroTiles = 2, kMicroRows = 12;
+constexpr bool kPairs = true;
 #elif defined(SLIP_SIMD_GENERIC)
-constexpr int kFusedRows = 0, kMicroTiles = 2, kMicroRows = 1;
+constexpr int kPanelRows = 0, kFusedRows = 0, kMicroTiles = 2, kMicroRows = 1;
+constexpr bool kPairs = false;
 #else
-constexpr int kFusedRows = 2, kMicroTiles = 1, kMicroRows = 6;
+constexpr int kPanelRows = 2, kFusedRows = 6, kMicroTiles = 1, kMicroRows = 6;
+constexpr bool kPairs = false;
 #endif
 constexpr int kChunk = 128;      // inputs unpacked at once: 128 x 32 floats = 16 KiB
 constexpr int kRowBlock = 240;   // rows that share one unpacking through the buffer
@@ -41,19 +46,28 @@ template <int B, bool SIGNED, int K> SLIP_INLINE f32x16 field(i32x16 u) {
   else return to_f32(iand(shr<low>(u), ibcast((1 << B) - 1)));
 }
 
-// One line of words of N / 2 panels: vector t belongs to panel t / 2.
+// Where a walk reads: words and halves of a panel, or of its upper 16 outputs.
+struct Cursor {
+  const uint8_t *words, *halves;
+};
+SLIP_INLINE Cursor cursor(const Packed& w, int64_t panel, int tile) {
+  const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes();
+  return {p + 64 * tile, p + 32 * tile};
+}
+
+// One line of words: vector t belongs to panel t / 2.
 template <int N> struct Words { i32x16 v[N]; };
-template <int N> SLIP_INLINE Words<N> words(const uint8_t* const* p, size_t offset) {
+template <int N> SLIP_INLINE Words<N> words(const Cursor* p, size_t offset) {
   Words<N> r;
-  SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2] + offset + 64 * (t % 2));
-  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2] + offset + kAhead + 64 * (t % 2));
+  SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2].words + offset + 64 * (t % 2));
+  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + kAhead + 64 * (t % 2));
   return r;
 }
-template <int N> SLIP_INLINE Vectors<N> halves(const uint8_t* const* p, size_t offset) {
+template <int N> SLIP_INLINE Vectors<N> halves(const Cursor* p, size_t offset) {
   Vectors<N> r;
   SLIP_UNROLL for (int t = 0; t < N; t++)
-    r.v[t] = load_f16(reinterpret_cast<const uint16_t*>(p[t / 2] + offset + 32 * (t % 2)));
-  SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2] + offset + kAhead);
+    r.v[t] = load_f16(reinterpret_cast<const uint16_t*>(p[t / 2].halves + offset + 32 * (t % 2)));
+  SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2].halves + offset + kAhead);
   return r;
 }
 
@@ -79,29 +93,26 @@ SLIP_INLINE void emit_rest(const Words<N>& u, const Scale<N, MIN>& s, int64_t i,
   f(i, w);
 }
 
+// Whether two panels of one row fit the registers: not with many scales or left-over bits.
+template <class W> constexpr bool wide() { return kPairs && W::kLight; }
+
 constexpr size_t field_bytes(int bits, int inputs) { return static_cast<size_t>(bits) * inputs * kPanel / 8; }
 
 // 32 inputs of 4, 5 or 8 bits with one scale.
 template <int B, bool SIGNED, int N, bool MIN, class F>
-SLIP_INLINE void fields32(const uint8_t* const* p, size_t offset, const Scale<N, MIN>& s, int64_t i, F&& f) {
+SLIP_INLINE void fields32(const Cursor* p, size_t offset, const Scale<N, MIN>& s, int64_t i, F&& f) {
   if constexpr (B == 5) {
-    Words<N> first, second;
-    repeat<5>([&](auto step) SLIP_LAMBDA {
-      constexpr int k = decltype(step)::value;
+    Words<N> top[5], first, second;
+    for (int k = 0; k < 5; k++) {
       const Words<N> u = words<N>(p, offset + 128 * k);
-      SLIP_UNROLL for (int t = 0; t < N; t++) {
-        const i32x16 top = shr<30>(u.v[t]);
-        if constexpr (k == 0) first.v[t] = top;
-        if constexpr (k == 1) first.v[t] = ior(first.v[t], shl<2>(top));
-        if constexpr (k == 2) second.v[t] = top;
-        if constexpr (k == 3) second.v[t] = ior(second.v[t], shl<2>(top));
-        if constexpr (k == 4) {
-          first.v[t] = ior(first.v[t], shl<4>(iand(top, ibcast(1))));
-          second.v[t] = ior(second.v[t], shl<4>(shr<1>(top)));
-        }
-      }
+      SLIP_UNROLL for (int t = 0; t < N; t++) top[k].v[t] = shr<30>(u.v[t]);
       emit<5, SIGNED, 6>(u, s, i + 6 * k, f);
-    });
+    }
+    SLIP_UNROLL for (int t = 0; t < N; t++) {
+      const i32x16 low = ior(top[0].v[t], shl<2>(top[1].v[t])), high = ior(top[2].v[t], shl<2>(top[3].v[t]));
+      first.v[t] = ior(low, shl<4>(iand(top[4].v[t], ibcast(1))));
+      second.v[t] = ior(high, shl<4>(shr<1>(top[4].v[t])));
+    }
     emit_rest<5, SIGNED>(first, s, i + 30, f);
     emit_rest<5, SIGNED>(second, s, i + 31, f);
   } else {
@@ -111,24 +122,23 @@ SLIP_INLINE void fields32(const uint8_t* const* p, size_t offset, const Scale<N,
 
 // 16 signed inputs of 6 bits with one scale.
 template <int N, class F>
-SLIP_INLINE void fields16(const uint8_t* const* p, size_t offset, const Scale<N, false>& s, int64_t i, F&& f) {
-  Words<N> rest;
-  repeat<3>([&](auto step) SLIP_LAMBDA {
-    constexpr int k = decltype(step)::value;
+SLIP_INLINE void fields16(const Cursor* p, size_t offset, const Scale<N, false>& s, int64_t i, F&& f) {
+  Words<N> top[3], rest;
+  for (int k = 0; k < 3; k++) {
     const Words<N> u = words<N>(p, offset + 128 * k);
-    SLIP_UNROLL for (int t = 0; t < N; t++) {
-      if constexpr (k == 0) rest.v[t] = shr<30>(u.v[t]);
-      else rest.v[t] = ior(rest.v[t], shl<2 * k>(shr<30>(u.v[t])));
-    }
+    SLIP_UNROLL for (int t = 0; t < N; t++) top[k].v[t] = shr<30>(u.v[t]);
     emit<6, true, 5>(u, s, i + 5 * k, f);
-  });
+  }
+  SLIP_UNROLL for (int t = 0; t < N; t++)
+    rest.v[t] = ior(top[0].v[t], ior(shl<2>(top[1].v[t]), shl<4>(top[2].v[t])));
   emit_rest<6, true>(rest, s, i + 15, f);
 }
 
 // A type's `walk<N>(p, begin, end, f)` calls f(i, w) for begin <= i < end in order, where w holds the weights of input i
 // for the N / 2 panels that p points to. begin is a multiple of kChunk.
 struct WalkF32 {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = true;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) {
       const Words<N> u = words<N>(p, 128 * static_cast<size_t>(i));
       Vectors<N> w;
@@ -139,13 +149,15 @@ struct WalkF32 {
 };
 
 struct WalkF16 {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = true;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) f(i, halves<N>(p, 64 * static_cast<size_t>(i)));
   }
 };
 
 struct WalkBF16 {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = true;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     int64_t i = begin;
     _Pragma("GCC unroll 2") for (; i + 1 < end; i += 2) {
       const Words<N> u = words<N>(p, 64 * static_cast<size_t>(i));
@@ -165,7 +177,8 @@ struct WalkBF16 {
 
 // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 template <int B, bool MIN> struct WalkQ {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = B != 5;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t head = MIN ? 128 : 64, block = head + field_bytes(B, 32);
     for (int64_t i = begin; i < end; i += 32) {
       const size_t at = static_cast<size_t>(i / 32) * block;
@@ -179,7 +192,8 @@ template <int B, bool MIN> struct WalkQ {
 
 // Q4_K, Q5_K. d*scale and dmin*min are exact; d*q - dmin*min = fma(q, d, -(dmin*min)) since d*q is exact too.
 template <int B> struct WalkK {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = false;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t fields = field_bytes(B, 32), part = 128 + 2 * fields, block = 128 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
       const size_t base = static_cast<size_t>(i / 256) * block, at = base + 128 + static_cast<size_t>(i % 256 / 64) * part;
@@ -199,7 +213,8 @@ template <int B> struct WalkK {
 };
 
 struct WalkQ6K {
-  template <int N, class F> static SLIP_INLINE void walk(const uint8_t* const* p, int64_t begin, int64_t end, F&& f) {
+  static constexpr bool kLight = false;
+  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t part = 128 + field_bytes(6, 64), block = 64 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
       const size_t base = static_cast<size_t>(i / 256) * block, at = base + 64 + static_cast<size_t>(i % 256 / 64) * part;
@@ -217,28 +232,27 @@ struct WalkQ6K {
   }
 };
 
-// Writes 32 outputs of a row: the panel's last outputs may not exist.
-SLIP_INLINE void put(const LinearArgs& a, int64_t row, int64_t panel, const f32x16& low, const f32x16& high) {
-  const int64_t first = panel * kPanel, count = a.w.out - first;
+// Writes 16 outputs of a row from output `first` on; the last ones of a panel may not exist.
+SLIP_INLINE void put(const LinearArgs& a, int64_t row, int64_t first, const f32x16& sum) {
+  const int64_t count = a.w.out - first;
   float* y = a.y + row * a.ldy + first;
   const float* bias = a.bias == nullptr ? nullptr : a.bias + first;
-  if (count >= kPanel) {
-    store(y, bias == nullptr ? low : add(low, load(bias)));
-    store(y + 16, bias == nullptr ? high : add(high, load(bias + 16)));
+  if (count >= 16) {
+    store(y, bias == nullptr ? sum : add(sum, load(bias)));
     return;
   }
-  float lanes[kPanel];
-  store(lanes, low);
-  store(lanes + 16, high);
+  float lanes[16];
+  store(lanes, sum);
   for (int64_t o = 0; o < count; o++) y[o] = bias == nullptr ? lanes[o] : lanes[o] + bias[o];
 }
 
-// ROWS rows from `row` on, PANELS panels from `panel` on, everything in registers.
-template <class W, int PANELS, int ROWS> void fused(const LinearArgs& a, int64_t panel, int64_t row) {
-  constexpr int N = 2 * PANELS;
-  const uint8_t* p[PANELS];
-  for (int k = 0; k < PANELS; k++) p[k] = a.w.data + static_cast<size_t>(panel + k) * a.w.panel_bytes();
-  const float* x = a.x + row * a.ldx;
+// ROWS rows, N * 16 outputs from 16-output tile `tile` of a panel on, everything in registers.
+template <class W, int N, int ROWS>
+__attribute__((noinline)) void fused(const LinearArgs& a, int64_t panel, int tile) {
+  constexpr int panels = (N + 1) / 2;
+  Cursor p[panels];
+  for (int k = 0; k < panels; k++) p[k] = cursor(a.w, panel + k, tile);
+  const float* x = a.x;
   const int64_t ldx = a.ldx;
   f32x16 acc[ROWS][N];
   SLIP_UNROLL for (int r = 0; r < ROWS; r++) SLIP_UNROLL for (int t = 0; t < N; t++) acc[r][t] = zero();
@@ -249,7 +263,7 @@ template <class W, int PANELS, int ROWS> void fused(const LinearArgs& a, int64_t
     }
   });
   SLIP_UNROLL for (int r = 0; r < ROWS; r++)
-    SLIP_UNROLL for (int k = 0; k < PANELS; k++) put(a, row + r, panel + k, acc[r][2 * k], acc[r][2 * k + 1]);
+    SLIP_UNROLL for (int t = 0; t < N; t++) put(a, r, panel * kPanel + 16 * (tile + t), acc[r][t]);
 }
 
 // acc[ROWS][32] += x[ROWS][n] w[n][32], for TILES * 16 of the 32 columns.
@@ -282,7 +296,8 @@ template <int... K> constexpr auto micro_table(std::integer_sequence<int, K...>)
 constexpr auto kMicro = micro_table(std::make_integer_sequence<int, kMicroRows>{});
 
 // Inputs begin .. end of a panel as floats, out[end - begin][32].
-template <class W> __attribute__((noinline)) void unpack_part(const uint8_t* p, int64_t begin, int64_t end, float* out) {
+template <class W> __attribute__((noinline)) void unpack_part(const Packed& w, int64_t panel, int64_t begin, int64_t end, float* out) {
+  const Cursor p = cursor(w, panel, 0);
   W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
     store(out + (i - begin) * kPanel, v.v[0]);
     store(out + (i - begin) * kPanel + 16, v.v[1]);
@@ -299,7 +314,7 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
   for (int64_t begin = 0; begin < a.w.in; begin += kChunk) {
     const int64_t end = begin + kChunk < a.w.in ? begin + kChunk : a.w.in;
     const float* w = direct ? reinterpret_cast<const float*>(p) + begin * kPanel : buffer;
-    if constexpr (!direct) unpack_part<W>(p, begin, end, buffer);
+    if constexpr (!direct) unpack_part<W>(a.w, panel, begin, end, buffer);
     for (int64_t b = 0; b < blocks; b++) {
       const int64_t r0 = rows * b / blocks, r1 = rows * (b + 1) / blocks;  // even blocks: 13 rows are 7 + 6
       const float* x = a.x + (row + r0) * a.ldx + begin;
@@ -311,23 +326,35 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
   }
   if (a.w.in == 0)
     for (int64_t k = 0; k < rows * kPanel; k++) acc[k] = 0.0f;
-  for (int64_t r = 0; r < rows; r++) put(a, row + r, panel, load(acc + r * kPanel), load(acc + r * kPanel + 16));
+  for (int64_t r = 0; r < rows; r++)
+    for (int t = 0; t < 2; t++) put(a, row + r, panel * kPanel + 16 * t, load(acc + r * kPanel + 16 * t));
 }
 
-template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel, int64_t rows) {
+template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel) {
   if constexpr (ROWS <= kFusedRows) {
-    if (rows == ROWS) fused<W, 1, ROWS>(a, panel, 0);
-    else fused_rows<W, ROWS + 1>(a, panel, rows);
+    if (a.m != ROWS) {
+      fused_rows<W, ROWS + 1>(a, panel);
+    } else if constexpr (ROWS <= kPanelRows) {
+      fused<W, 2, ROWS>(a, panel, 0);
+    } else {
+      fused<W, 1, ROWS>(a, panel, 0);
+      fused<W, 1, ROWS>(a, panel, 1);
+    }
   }
+}
+
+// Whole fp32 lines come straight from memory: half panels would read it in pieces.
+template <class W> constexpr int fused_rows_of() {
+  return __is_same(W, WalkF32) && kFusedRows > kPanelRows ? kPanelRows : kFusedRows;
 }
 
 template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t end) {
-  if constexpr (kFusedRows > 0) if (a.m == 1) {
-    // Two panels at once: more independent sums in flight hide the latency of fma.
-    for (; begin + 1 < end; begin += 2) fused<W, 2, 1>(a, begin, 0);
+  if constexpr (wide<W>()) {
+    if (a.m == 1)
+      for (; begin + 1 < end; begin += 2) fused<W, 4, 1>(a, begin, 0);
   }
-  if (a.m <= kFusedRows) {
-    for (; begin < end; begin++) fused_rows<W, 1>(a, begin, a.m);
+  if (a.m <= fused_rows_of<W>()) {
+    for (; begin < end; begin++) fused_rows<W, 1>(a, begin);
     return;
   }
   for (int64_t row = 0; row < a.m; row += kRowBlock)
@@ -336,7 +363,7 @@ template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t en
 }
 
 template <class W> void unpack_of(const Packed& w, int64_t panel, float* out) {
-  unpack_part<W>(w.data + static_cast<size_t>(panel) * w.panel_bytes(), 0, w.in, out);
+  unpack_part<W>(w, panel, 0, w.in, out);
 }
 
 #define SLIP_DISPATCH(TYPE, FUNCTION, ...)                          \
@@ -366,7 +393,9 @@ float read(const float* data, size_t count) {
   return reduce_max(vmax(vmax(s[0], s[1]), vmax(s[2], s[3])));
 }
 
-constexpr LinearTable linear_table() { return {panels, unpack_panel, read}; }
-
 }  // namespace
+
+extern const LinearTable linear_table;
+const LinearTable linear_table = {panels, unpack_panel, read};
+
 }  // namespace slip::SLIP_ISA

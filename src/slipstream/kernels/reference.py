@@ -150,4 +150,5 @@ def multiply(x: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np
 
 def unpack_row(packed: Packed, row: int) -> NDArray[np.float32]:
     """One row of the weights as float32 [in]."""
-    return weights(packed, row, row + 1)[0]
+    values: NDArray[np.float32] = weights(packed, row, row + 1)[0]
+    return values
