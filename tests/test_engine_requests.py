@@ -126,6 +126,6 @@ def test_many_tokens_under_penalties_and_biases():
     target = beds.TableTarget(beds.random_table(1, 300, spread=1.0))
     made = beds.engine(target, [beds.right(target)], 8)
     params = {"max_tokens": 150, "temperature": 1.0, "seed": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.2}
-    for prompt, bias in ((list(range(90)), {}), ([1], {}), ([1], {token: 0.5 for token in range(100, 200)})):
+    for prompt, bias in ((list(range(90)), {}), ([1], {}), ([1], dict.fromkeys(range(100, 200), 0.5))):
         plain = beds.answer(made, prompt, speculation=False, logit_bias=bias, **params)
         assert beds.answer(made, prompt, logit_bias=bias, **params).token_ids == plain.token_ids
