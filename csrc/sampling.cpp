@@ -104,14 +104,17 @@ bool SamplingRow::prepare(const SamplingTable& table, const float* logits, size_
     block_max_.resize(blocks);
   }
   if (!table.scale(logits, n, temperature, z_.data(), block_max_.data())) return false;
-  for (size_t i = 0; i < changed; i++)
-    z_[static_cast<size_t>(ids[i])] = temperature > 0.0 ? values[i] / temperature : values[i];
   for (size_t i = 0; i < changed; i++) {
-    const size_t block = static_cast<size_t>(ids[i]) / kScoreBlock;
-    const size_t end = std::min(n, (block + 1) * kScoreBlock);
-    double top = -kInfinity;
-    for (size_t v = block * kScoreBlock; v < end; v++) top = std::max(top, z_[v]);
-    block_max_[block] = top;
+    const size_t id = static_cast<size_t>(ids[i]), block = id / kScoreBlock;
+    const double old = z_[id];
+    double& top = block_max_[block];
+    z_[id] = temperature > 0.0 ? values[i] / temperature : values[i];
+    if (z_[id] >= top) {
+      top = z_[id];
+    } else if (old == top) {  // it may have been the block's only maximum
+      top = *std::max_element(z_.begin() + static_cast<ptrdiff_t>(block * kScoreBlock),
+                              z_.begin() + static_cast<ptrdiff_t>(std::min(n, (block + 1) * kScoreBlock)));
+    }
   }
   peak_ = -kInfinity;
   for (size_t block = 0; block < blocks; block++) peak_ = std::max(peak_, block_max_[block]);

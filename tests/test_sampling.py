@@ -108,6 +108,24 @@ def test_fault_08_processors_at_every_node_with_its_own_history(block):
         assert (logits == before).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_fault_08_long_histories_and_many_biased_tokens(temperature):
+    """Hundreds of touched tokens: the prompt, the answer, the path and the bias each add some."""
+    rng, vocab = np.random.default_rng(3), 2000
+    bias = {int(token): float(rng.normal(0, 2)) for token in rng.permutation(vocab)[:300]}
+    settings = {"temperature": temperature, "top_p": 0.9, "logit_bias": bias, **PENALTIES}
+    params, prompt = SamplingParams(**settings), rng.integers(0, vocab, 500).tolist()
+    row, output = RowSampler(params, 4, vocab, prompt), []
+    for step in range(12):
+        path = rng.integers(0, vocab, 40).tolist()
+        logits = logits_of(vocab, step)
+        x = plain.processed(logits, params, prompt, output + path)
+        assert row.draw(logits, path) == plain.draw(x, params, 4, len(prompt) + len(output + path))[0]
+        assert row.distribution(logits, path) == pytest.approx(plain.law(x, params), abs=1e-13)
+        output += path[:30]
+        row.append(path[:30])
+
+
 def test_fault_08_bias_bans_in_drafted_positions_and_top_k_beyond_the_vocabulary():
     logits = logits_of(100)
     best = int(np.argmax(logits))

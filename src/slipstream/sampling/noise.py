@@ -1,6 +1,8 @@
 """Keyed noise: the Gumbel noise of (seed, position, token) and the separate streams of the classical rules.
 
-Formulas and test vectors: docs/exactness.md. Everything is modulo 2**64; keys are Python integers.
+Everything is modulo 2**64; g = 0x9E3779B97F4A7C15, mix = the splitmix64 finaliser; keys are Python integers.
+key = mix((mix((mix(seed + g) ^ stream) + g) ^ t) + g); h = mix(key + token * g); u = ((h >> 12) + 0.5) / 2**52;
+G = -log(-log(u)), from -3.61 to 36.74. In float32 u could round to 1, and G to infinity.
 """
 
 from __future__ import annotations
