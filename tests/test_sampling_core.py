@@ -138,6 +138,17 @@ def test_lane_sum_follows_its_order():
 
 
 @needs_core
+def test_planted_other_order_of_sums_is_seen(monkeypatch):
+    logits, ids, values = case(49_152, 0)
+    p, rule = np.empty(49_152), Rule(1.0)
+    core.probabilities(logits, ids, values, *rule, p)
+    z = reference.scores(logits, ids, values, 1.0)
+    assert (p == reference.probabilities(z, rule)).all()
+    monkeypatch.setattr(reference, "LANES", 16)
+    assert (p != reference.probabilities(z, rule)).any()
+
+
+@needs_core
 def test_a_draw_costs_little_beside_a_pass():
     """Generous limits (the goal is a third of them): a draw that sorts the vocabulary takes ten times longer."""
     logits = case(49_152, 0)[0]
