@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
 from model_files import CONTROLS, tokenizer_json, vocabulary, write_folder, write_gguf
 from slipstream.core.errors import InputError, ModelError, UnsupportedError
@@ -16,6 +19,7 @@ from slipstream.models import registry
 from slipstream.models.files import open_model
 from slipstream.models.pretokenizers import STEPS, pre_tokenizer
 from slipstream.models.sentencepiece import SPACE, SentencePieceBPE
+from slipstream.models.special_texts import SpecialTexts
 from slipstream.models.tokenizer import Tokenizer
 from slipstream.models.tokenizer_sources import byte_level_bytes
 
@@ -182,6 +186,35 @@ def test_the_longest_special_text_wins(tmp_path):
     ).tokenizer()
     assert tokenizer.encode("<a><b>", parse_special=False) == [len(tokens) - 1]
     assert not tokenizer.is_control(len(tokens) - 1)
+
+
+def test_special_tokens_that_swallow_white_space(tmp_path):
+    folder = write_folder(tmp_path / "hf")
+    added = tokenizer_json()["added_tokens"]
+    added[0]["lstrip"], added[1]["rstrip"] = True, True
+    tokenizer = rewrite(folder, added_tokens=added)
+    text = "a  <|endoftext|> b <|im_start|>  c <|im_end|>"
+    reference = Library.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode(text) == reference.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == "a<|endoftext|> b <|im_start|>c <|im_end|>"
+
+
+@given(text=st.text(alphabet="<ab>| ", max_size=30))
+def test_special_texts_are_found_leftmost_and_longest(text):
+    texts = ["<a>", "<a><b>", "<", "ab|", "b"]
+    pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+    expected = [(match[0], match.start(), match.end()) for match in pattern.finditer(text)]
+    assert list(SpecialTexts(texts).find(text)) == expected
+
+
+def test_thousands_of_special_tokens_do_not_slow_plain_text_down(tmp_path):
+    tokens = [*vocabulary(), *(f"<control_{number}>" for number in range(4000))]
+    types = [3] * 3 + [1] * (len(vocabulary()) - 3) + [3] * 4000
+    path = write_gguf(tmp_path / "m.gguf", tokens=tokens, extra={"tokenizer.ggml.token_type": types})
+    tokenizer = open_model(path).tokenizer()
+    start = time.perf_counter()
+    assert tokenizer.encode("<p>hello</p> " * 2000 + "<control_3999>")[-1] == len(tokens) - 1
+    assert time.perf_counter() - start < 5  # trying each of them at each place takes a minute
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(True, [0]), (False, []), (None, [])])

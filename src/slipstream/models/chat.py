@@ -7,7 +7,6 @@ is then read stretch by stretch between the marks, so that only what the templat
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipstream.core.errors import InputError, ModelError
+from slipstream.models.special_texts import SpecialTexts
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -100,19 +100,12 @@ class _ControlFinder:
         specials = tokenizer.special_texts.items()
         # A text of one character cannot be cut; no chat model has such a control token.
         self.controls = [text for text, index in specials if len(text) > 1 and tokenizer.is_control(index)]
-        ordered = sorted(self.controls, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self.finder = SpecialTexts(self.controls)
         self.mark = mark
 
     def cut(self, text: str) -> str:
         """The text with marks in it; without them it is the text again."""
-        if self.pattern is None:
-            return text
-        cuts = set()
-        at = 0
-        while found := self.pattern.search(text, at):
-            at = found.start() + 1
-            cuts.add(at)
+        cuts = {start + 1 for start in self.finder.starts(text)}
         first, last = self._forged_head(text), self._forged_tail(text)
         if first:
             cuts.add(first - 1)

@@ -126,7 +126,7 @@ class GGUFModel(ModelFile):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from slipstream.models.tokenizer import tokenizer_from_gguf
+        from slipstream.models.tokenizer_sources import tokenizer_from_gguf
 
         return tokenizer_from_gguf(self.file, self.vocabulary)
 
@@ -185,7 +185,7 @@ class FolderModel(ModelFile):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from slipstream.models.tokenizer import tokenizer_from_folder
+        from slipstream.models.tokenizer_sources import tokenizer_from_folder
 
         return tokenizer_from_folder(self.path, self.settings, self.vocabulary)
 

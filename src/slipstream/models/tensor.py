@@ -63,5 +63,6 @@ def unpack(type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         raise UnsupportedError(f"tensor type {type_name} is not supported; use one of {', '.join(BLOCKS)}")
     from gguf import GGMLQuantizationType, quants  # takes a quarter of a second: only when needed
 
-    values = quants.dequantize(rows, GGMLQuantizationType[type_name])
+    with np.errstate(all="ignore"):  # damaged blocks may hold NaN; that shows in the logits
+        values = quants.dequantize(rows, GGMLQuantizationType[type_name])
     return np.asarray(values, dtype=np.float32)

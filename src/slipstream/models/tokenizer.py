@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
-from slipstream.models.gguf_file import GGUFFile
+from slipstream.models.special_texts import SpecialTexts
 from slipstream.models.vocabulary import Vocabulary
 
 PlainEncoder = Callable[[str, bool], Sequence[int]]
@@ -22,8 +19,8 @@ class TokenizerParts:
     """What a file format hands over.
 
     encode: ids of plain text. bytes_of: exact bytes of an id below token_count. specials: text to id of the tokens that
-    are found in text as a whole, with the pattern that finds them where it is not the text itself; `always` are those
-    found even when special tokens are not parsed. prefix, suffix: ids put around a text when add_special is asked for.
+    are found in text as a whole; `always` are those found even when special tokens are not parsed, takes_before and
+    takes_after those that swallow white space. prefix, suffix: ids put around a text when add_special is asked for.
     """
 
     encode: PlainEncoder
@@ -31,7 +28,8 @@ class TokenizerParts:
     vocabulary: Vocabulary
     specials: Mapping[str, int]
     always: frozenset[str] = frozenset()
-    patterns: Mapping[str, str] = field(default_factory=dict)
+    takes_before: frozenset[str] = frozenset()
+    takes_after: frozenset[str] = frozenset()
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
 
@@ -51,15 +49,9 @@ class Tokenizer:
         self.end_ids = parts.vocabulary.end_ids
         self.adds_bos = self.bos_id is not None and self.bos_id in parts.prefix
         self.special_texts: Mapping[str, int] = parts.specials
-        self._all = self._finder(parts.specials)
-        self._always = self._finder(parts.always)
+        self._all = SpecialTexts(parts.specials, parts.takes_before, parts.takes_after)
+        self._always = SpecialTexts(parts.always)
         self._ids_by_bytes: dict[bytes, int] | None = None
-
-    def _finder(self, texts: Iterable[str]) -> re.Pattern[str] | None:
-        """A pattern that finds any of the texts, the longest first."""
-        ordered = sorted((text for text in texts if text), key=lambda text: (-len(text), text))
-        patterns = [self._parts.patterns.get(text, f"({re.escape(text)})") for text in ordered]
-        return re.compile("|".join(patterns)) if patterns else None
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Ids of a text; add_special puts BOS (or more) around it where the model's settings say so.
@@ -90,12 +82,12 @@ class Tokenizer:
         for stretch, parse in parts:
             finder = self._all if parse else self._always
             at = 0
-            for match in finder.finditer(stretch) if finder else ():
-                pending.append(stretch[at : match.start()])
+            for text, start, end in finder.find(stretch):
+                pending.append(stretch[at:start])
                 flush()
-                ids.append(self._parts.specials[str(match[match.lastindex or 0])])
+                ids.append(self._parts.specials[text])
                 first = False
-                at = match.end()
+                at = end
             pending.append(stretch[at:])
         flush()
         return ids
@@ -141,17 +133,3 @@ class Tokenizer:
             raw = b"" if index in unused else self.token_bytes(index)
             digest.update(len(raw).to_bytes(4, "little") + raw)
         return digest.hexdigest()
-
-
-def tokenizer_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer a GGUF file describes. Raises ModelError, or UnsupportedError naming what is not supported."""
-    from slipstream.models.tokenizer_sources import parts_from_gguf
-
-    return Tokenizer(parts_from_gguf(file, vocabulary))
-
-
-def tokenizer_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder. Raises ModelError, or UnsupportedError naming what is not supported."""
-    from slipstream.models.tokenizer_sources import parts_from_folder
-
-    return Tokenizer(parts_from_folder(folder, settings, vocabulary))

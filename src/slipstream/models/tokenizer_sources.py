@@ -12,7 +12,7 @@ from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.gguf_file import GGUFFile
 from slipstream.models.pretokenizers import ADDS_BOS, IGNORE_MERGES, pre_tokenizer
 from slipstream.models.sentencepiece import SPACE, SentencePieceBPE
-from slipstream.models.tokenizer import PlainEncoder, TokenizerParts
+from slipstream.models.tokenizer import PlainEncoder, Tokenizer, TokenizerParts
 from slipstream.models.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary, gguf_tokens, is_number
 
 if TYPE_CHECKING:
@@ -57,8 +57,17 @@ def _bytes_of(texts: Sequence[str], literal: frozenset[int], convert: Callable[[
     return bytes_of
 
 
-def parts_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerParts:
-    """See TokenizerParts. Raises UnsupportedError naming the tokenizer model or pre-tokenizer."""
+def tokenizer_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer a GGUF file describes. Raises ModelError, or UnsupportedError naming what is not supported."""
+    return Tokenizer(_parts_from_gguf(file, vocabulary))
+
+
+def tokenizer_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder. Raises ModelError, or UnsupportedError naming what is not supported."""
+    return Tokenizer(_parts_from_folder(folder, settings, vocabulary))
+
+
+def _parts_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerParts:
     tokens, types = gguf_tokens(file)
     ids = {text: index for index, text in reversed(list(enumerate(tokens)))}
     model = file.metadata.get("tokenizer.ggml.model")
@@ -92,11 +101,12 @@ def _gguf_bpe(file: GGUFFile, ids: dict[str, int], pre: Any) -> PlainEncoder:
     merges = file.metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges[:1]):
         raise ModelError(f"{file.path}: tokenizer.ggml.merges is missing; the file is damaged, fetch it again")
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     try:
-        library = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre in IGNORE_MERGES))
+        library = Library(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre in IGNORE_MERGES))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{file.path}: tokenizer.ggml.merges does not fit the tokens ({error})") from None
     library.pre_tokenizer = rule
@@ -128,14 +138,13 @@ def _plain(library: Library, later: Library | None = None) -> PlainEncoder:
     return encode
 
 
-def parts_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> TokenizerParts:
-    """See TokenizerParts. Raises UnsupportedError naming a decoder that is not byte-exact."""
-    from tokenizers import Tokenizer
+def _parts_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> TokenizerParts:
+    from tokenizers import Tokenizer as Library
 
     raw = (folder / "tokenizer.json").read_text(encoding="utf-8")
     description = json.loads(raw)
     try:
-        library = Tokenizer.from_str(raw)
+        library = Library.from_str(raw)
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{folder / 'tokenizer.json'}: damaged ({error}); fetch it again") from None
     library.no_truncation()
@@ -153,16 +162,11 @@ def parts_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Voc
         bytes_of=_bytes_of(texts, frozenset(added), _converter(description, folder)),
         vocabulary=vocabulary,
         specials={entry["content"]: index for index, entry in control.items()},
-        patterns={entry["content"]: _added_pattern(entry) for entry in control.values()},
+        takes_before=frozenset(entry["content"] for entry in control.values() if entry.get("lstrip")),
+        takes_after=frozenset(entry["content"] for entry in control.values() if entry.get("rstrip")),
         prefix=prefix,
         suffix=suffix,
     )
-
-
-def _added_pattern(entry: Mapping[str, Any]) -> str:
-    """How an added token is found: some take the white space beside them along."""
-    before, after = r"\s*" if entry.get("lstrip") else "", r"\s*" if entry.get("rstrip") else ""
-    return f"{before}({re.escape(entry['content'])}){after}"
 
 
 def _around(
@@ -213,8 +217,8 @@ def _without_prefix(description: Mapping[str, Any]) -> Library | None:
             found = True
     if not found:
         return None
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer as Library
 
-    library = Tokenizer.from_str(json.dumps(changed))
+    library = Library.from_str(json.dumps(changed))
     library.encode_special_tokens = True
     return library
