@@ -120,7 +120,7 @@ def test_one_source_comes_close_to_the_best_fixed_length(seconds, chance, pass_t
 
     found = World(make(), pass_time, noise=noise).run(Adaptive(16, "chain"), 1500)
     best = best_fixed(make, pass_time=pass_time, noise=noise)
-    assert found >= 0.93 * best, f"{found:.3f} of {best:.3f}"
+    assert found >= (0.9 if noise else 0.94) * best, f"{found:.3f} of {best:.3f}"
 
 
 @pytest.mark.parametrize("seconds", [0.00005, 0.001, 0.004, 0.02])

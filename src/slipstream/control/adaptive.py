@@ -175,10 +175,10 @@ class Adaptive:
         base = len(trees) + sum(counts)
         passes = self.passes.table(base + len(nodes))
         fixed = drafting + self._verify.at(1)
-        best, best_tokens, best_seconds = 0, tokens, float(passes[base]) + fixed
+        best, best_tokens, best_seconds = 0, tokens, passes[base] + fixed
         for n, (negative, _, _) in enumerate(nodes, 1):
             tokens -= negative
-            seconds = float(passes[base + n]) + fixed
+            seconds = passes[base + n] + fixed
             if tokens * best_seconds > best_tokens * seconds:
                 best, best_tokens, best_seconds = n, tokens, seconds
         for _, index, _ in nodes[:best]:

@@ -99,7 +99,9 @@ class Source:
     def depth_to_ask(self, deepest: int, rows: int, curve: CostCurve) -> int:
         """Depth for the coming step, 0 for not at all."""
         self.probing = False
-        self.free = self.asked >= TRIALS and self.seconds(deepest) <= FREE_SHARE * curve.at(rows)
+        # Beyond the depths it has shown the cost is a guess; a source that is cheap so far may show what it has.
+        shown = min(deepest, self.cost.largest)
+        self.free = self.asked > 0 and self.seconds(shown) <= FREE_SHARE * curve.at(rows)
         if self.free:
             return deepest
         depth = self.best_depth(deepest, rows, curve)

@@ -14,11 +14,13 @@ from slipstream.core.errors import InputError
 WINDOW = 15
 """Times remembered per size; their median stands for them, so single disturbances do not count."""
 STALE_AFTER = 400
-"""Observations after which a size that was not measured again is forgotten: one bad time must not rule it out forever,
-and what a pass costs changes with the length of the context."""
+"""Observations after which a time is forgotten: what a pass costs changes with the length of the context."""
+DOUBTFUL = 5
+DOUBTFUL_AFTER = 100
+"""A size measured fewer times than that is forgotten sooner: one bad time must not rule it out for long."""
 BEYOND = 0.5
 CHANGE = 0.01
-"""Relative change of a median that makes the table worth rebuilding."""
+"""Relative change of a level that makes the table worth rebuilding."""
 
 
 class CostCurve:
@@ -35,9 +37,8 @@ class CostCurve:
             raise InputError(f"initial costs are {dict(initial)}; sizes must be 1 or more and seconds positive")
         self.slope = slope
         self._initial = dict(sorted((initial or {}).items()))
-        self._times: dict[int, deque[float]] = {}
-        self._median: dict[int, float] = {}
-        self._seen: dict[int, int] = {}
+        self._times: dict[int, deque[tuple[int, float]]] = {}
+        self._level: dict[int, float] = {}
         self._clock = 0
         self._table: NDArray[np.float64] = np.zeros(0)
 
@@ -50,35 +51,53 @@ class CostCurve:
         """True when this size was measured, lately or beforehand."""
         return size in self._times or size in self._initial
 
+    @property
+    def largest(self) -> int:
+        """The largest size that was measured lately, 0 for none."""
+        return max(self._times, default=0)
+
     def observe(self, size: int, seconds: float) -> None:
         """One measurement."""
         if seconds <= 0:
             return
-        times = self._times.setdefault(size, deque(maxlen=WINDOW))
-        times.append(seconds)
         self._clock += 1
-        self._seen[size] = self._clock
-        median = statistics.median(times)
-        if abs(median - self._median.get(size, 0.0)) > CHANGE * median:
-            self._median[size] = median
-            self._table = np.zeros(0)
-        if self._clock % STALE_AFTER == 0:
+        times = self._times.setdefault(size, deque(maxlen=WINDOW))
+        times.append((self._clock, seconds))
+        self._weigh(size)
+        if self._clock % DOUBTFUL_AFTER == 0:
             self._forget()
 
+    def _weigh(self, size: int) -> None:
+        level = statistics.median([seconds for _, seconds in self._times[size]])
+        if abs(level - self._level.get(size, 0.0)) > CHANGE * level:
+            self._level[size] = level
+            self._table = np.zeros(0)
+
     def _forget(self) -> None:
-        for size in [size for size, seen in self._seen.items() if self._clock - seen >= STALE_AFTER]:
-            del self._times[size], self._median[size], self._seen[size]
-        self._table = np.zeros(0)
+        for size, times in list(self._times.items()):
+            age = self._clock - times[-1][0]
+            if age >= STALE_AFTER or (len(times) < DOUBTFUL and age >= DOUBTFUL_AFTER):
+                del self._times[size], self._level[size]
+                self._table = np.zeros(0)
+                continue
+            while self._clock - times[0][0] >= STALE_AFTER:
+                times.popleft()
+            self._weigh(size)
 
     def at(self, size: int) -> float:
         """Seconds for one size; 0.0 for size 0 and while nothing is known."""
-        return float(self.table(size)[size])
+        self._ensure(size)
+        return float(self._table[size])
 
-    def table(self, largest: int) -> NDArray[np.float64]:
-        """Seconds of the sizes 0..largest (or more)."""
+    def table(self, largest: int) -> list[float]:
+        """Seconds of the sizes 0..largest."""
+        self._ensure(largest)
+        seconds: list[float] = self._table[: largest + 1].tolist()
+        return seconds
+
+    def _ensure(self, largest: int) -> None:
         if len(self._table) <= largest:
             self._table = self._build(max(largest, 16))
-        return self._table
 
     def _build(self, largest: int) -> NDArray[np.float64]:
         table = np.zeros(largest + 1)
@@ -88,17 +107,15 @@ class CostCurve:
         shape = self._shape(sizes)
         if self._times:
             measured = sorted(self._times)
-            medians = _pooled([(self._median[n], len(self._times[n])) for n in measured])
-            ratios = np.array(medians) / self._shape(np.array(measured, dtype=np.float64))
+            levels = _pooled([(self._level[n], len(self._times[n])) for n in measured])
+            ratios = np.array(levels) / self._shape(np.array(measured, dtype=np.float64))
             shape = shape * np.interp(sizes, measured, ratios)
             if len(measured) > 1:
                 # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful
                 # enough to find out that more is free, not so hopeful as to try every size in turn.
                 span = measured[-1] - measured[0]
-                rise = BEYOND * (medians[-1] - medians[0]) / span
-                shape = np.maximum(
-                    shape, np.where(sizes > measured[-1], medians[-1] + rise * (sizes - measured[-1]), 0)
-                )
+                rise = BEYOND * (levels[-1] - levels[0]) / span
+                shape = np.maximum(shape, np.where(sizes > measured[-1], levels[-1] + rise * (sizes - measured[-1]), 0))
         table[1:] = np.maximum.accumulate(shape)
         return table
 

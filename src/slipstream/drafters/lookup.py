@@ -59,8 +59,9 @@ class Lookup:
         self._rows: dict[int, NgramIndex] = {}
 
     def begin(self, row: Row) -> None:
-        """A row joins; its text is indexed when first asked for."""
+        """A row joins: a microsecond per token of its text."""
         self._rows[row.id] = NgramIndex(self.max_n, self.min_n)
+        self._rows[row.id].extend(row.tokens)
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One chain per row."""
