@@ -317,6 +317,15 @@ def test_fault_19_logprobs_are_the_log_softmax_of_raw_logits(vocab):
     assert token_logprob(logits, 0, 0).top == []
 
 
+def test_fault_06_bad_logits_behind_a_grammar_and_in_logprobs():
+    logits = logits_of(100)
+    logits[3] = np.nan  # odd: masked, but the model is broken all the same
+    with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        sampler(grammar=OnlyEven(100)).draw(logits, [])
+    with pytest.raises(NonFiniteError, match="log-probabilities"):
+        token_logprob(logits, 0, 3)
+
+
 def test_logprob_of_a_certain_token_is_not_above_0():
     logits = np.full(8193, -500.0, np.float32)
     logits[7] = 500.0

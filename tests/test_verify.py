@@ -297,3 +297,20 @@ def test_fault_05_a_token_that_q_cannot_give_is_refused(name):
     draft = Draft([1], [ANCHOR], q={ANCHOR: q})
     with pytest.raises(InputError, match="drafted token 1 has probability 0"):
         make_verifier(name)(logits_for(draft, row, table()), draft, row)
+
+
+def test_a_used_up_q_and_a_residual_without_mass():
+    """Candidates beyond q's support are not tried; no residual mass means the ratio was 1 up to rounding: accept."""
+    row, q = row_for({"temperature": 1.0}), np.zeros(VOCAB)
+    q[0] = 1.0
+    model = np.zeros((VOCAB, VOCAB), np.float32)
+    model[:, 0] = -60.0
+    draft = Draft([0, 1], [ANCHOR, ANCHOR], q={ANCHOR: q})
+    verdict = make_verifier("rejection")(logits_for(draft, row, model), draft, row)
+    assert verdict.path == []
+    assert verdict.tokens[0] != 0
+    above = np.full(VOCAB, 1 / VOCAB) * (1 + 1e-12)
+    draft = Draft([3], [ANCHOR], q={ANCHOR: above})
+    row.sampler.uniforms = lambda purpose, step, count: np.full(count, 1 - 1e-15)
+    verdict = make_verifier("rejection")(np.zeros((2, VOCAB), np.float32), draft, row)
+    assert verdict.path == [0]
