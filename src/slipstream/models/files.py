@@ -146,10 +146,14 @@ class FolderModel(ModelFile):
         raw = read_json(path / "config.json")
         generation = read_json(path / "generation_config.json", optional=True)
         self.settings = read_json(path / "tokenizer_config.json", optional=True)
-        tokenizer_json = read_json(path / "tokenizer.json", remedy="convert the model's tokenizer to tokenizer.json")
+        self._tokenizer_json = read_json(
+            path / "tokenizer.json", remedy="convert the model's tokenizer to tokenizer.json"
+        )
         ends = hf_end_ids(raw, generation)
-        bos = generation.get("bos_token_id", raw.get("bos_token_id"))
-        self.vocabulary = vocabulary_from_hf(tokenizer_json, self.settings, ends, bos, str(path))
+        bos = next(
+            (config["bos_token_id"] for config in (generation, raw) if config.get("bos_token_id") is not None), None
+        )
+        self.vocabulary = vocabulary_from_hf(self._tokenizer_json, self.settings, ends, bos, str(path))
         self.config = config_from_hf(raw, self.vocabulary, path)
         self.weights = SafetensorsFolder(path)
         self.weights_bytes, self.weight_types = self.weights.nbytes(), _by_bytes(self.weights.types())
@@ -187,7 +191,9 @@ class FolderModel(ModelFile):
     def _tokenizer(self) -> Tokenizer:
         from slipstream.models.tokenizer_sources import tokenizer_from_folder
 
-        return tokenizer_from_folder(self.path, self.settings, self.vocabulary)
+        made = tokenizer_from_folder(self.path, self._tokenizer_json, self.settings, self.vocabulary)
+        self._tokenizer_json = {}  # tens of megabytes as objects
+        return made
 
     def tokenizer(self) -> Tokenizer:
         """Read from tokenizer.json on first use."""

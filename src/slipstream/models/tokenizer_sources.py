@@ -62,9 +62,14 @@ def tokenizer_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
     return Tokenizer(_parts_from_gguf(file, vocabulary))
 
 
-def tokenizer_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder. Raises ModelError, or UnsupportedError naming what is not supported."""
-    return Tokenizer(_parts_from_folder(folder, settings, vocabulary))
+def tokenizer_from_folder(
+    folder: Path, description: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary
+) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder, from its parsed tokenizer.json (description) and tokenizer_config.json.
+
+    Raises ModelError, or UnsupportedError naming what is not supported.
+    """
+    return Tokenizer(_parts_from_folder(folder, description, settings, vocabulary))
 
 
 def _parts_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> TokenizerParts:
@@ -138,13 +143,13 @@ def _plain(library: Library, later: Library | None = None) -> PlainEncoder:
     return encode
 
 
-def _parts_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> TokenizerParts:
+def _parts_from_folder(
+    folder: Path, description: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary
+) -> TokenizerParts:
     from tokenizers import Tokenizer as Library
 
-    raw = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    description = json.loads(raw)
     try:
-        library = Library.from_str(raw)
+        library = Library.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{folder / 'tokenizer.json'}: damaged ({error}); fetch it again") from None
     library.no_truncation()
@@ -152,7 +157,9 @@ def _parts_from_folder(folder: Path, settings: Mapping[str, Any], vocabulary: Vo
     prefix, suffix = _around(library, settings, vocabulary)
     library.encode_special_tokens = True  # control tokens are found by Tokenizer, not by the library
     added = {entry["id"]: entry for entry in description.get("added_tokens") or ()}
-    texts = [library.id_to_token(index) or "" for index in range(vocabulary.token_count)]
+    texts = [""] * vocabulary.token_count
+    for text, index in library.get_vocab(with_added_tokens=False).items():
+        texts[index] = text
     for index, entry in added.items():
         if index < len(texts):
             texts[index] = entry["content"]
@@ -186,7 +193,7 @@ def _around(
     return prefix, suffix
 
 
-def _steps(part: Any) -> list[Mapping[str, Any]]:
+def _steps(part: Any) -> list[dict[str, Any]]:
     """The members of a normalizer, pre-tokenizer or decoder description, sequences opened."""
     if not isinstance(part, dict):
         return []
@@ -209,16 +216,17 @@ def _converter(description: Mapping[str, Any], folder: Path) -> Callable[[str], 
 
 def _without_prefix(description: Mapping[str, Any]) -> Library | None:
     """A second tokenizer for text after a special token, where only the beginning of a text gets a space in front."""
-    changed = json.loads(json.dumps(description))
-    found = False
-    for step in _steps(changed.get("pre_tokenizer")):
-        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
-            step["prepend_scheme"] = "never"  # type: ignore[index]
-            found = True
-    if not found:
+
+    def is_first(step: Mapping[str, Any]) -> bool:
+        return step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+
+    if not any(map(is_first, _steps(description.get("pre_tokenizer")))):
         return None
     from tokenizers import Tokenizer as Library
 
+    changed = json.loads(json.dumps(description))
+    for step in filter(is_first, _steps(changed["pre_tokenizer"])):
+        step["prepend_scheme"] = "never"
     library = Library.from_str(json.dumps(changed))
     library.encode_special_tokens = True
     return library
