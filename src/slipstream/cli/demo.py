@@ -25,7 +25,7 @@ PROMPTS = {
 
 def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
     """One greedy answer from cold caches."""
-    from slipstream import SamplingParams
+    from slipstream.core.params import SamplingParams
 
     llm.forget()
     messages = [{"role": "user", "content": prompt}]
@@ -44,8 +44,8 @@ def show(name: str, results: list[RequestOutput]) -> float:
 
 def main() -> int:
     """Run the demo; exit code 1 when the answers differ."""
-    from slipstream import LLM
     from slipstream.core.errors import SlipstreamError
+    from slipstream.llm import LLM
 
     try:
         with LLM(MODEL) as llm:
