@@ -18,7 +18,9 @@ NOTICE = (
     "books for three weeks, and renew each of them twice unless another member has asked for it."
 )
 PROMPTS = {
-    "Copying with a small edit": f"Repeat the following text word for word, but write 'museum' for 'library':\n\n{NOTICE}",
+    "Copying with a small edit": (
+        f"Write the following text again, word for word, but replace every 'library' with 'museum':\n\n{NOTICE}"
+    ),
     "Open writing": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
 }
 
@@ -50,11 +52,12 @@ def main() -> int:
     try:
         with LLM(MODEL) as llm:
             print(llm.describe())
-            same = all([compare(llm, title, prompt) for title, prompt in PROMPTS.items()])
+            verdicts = [compare(llm, title, prompt) for title, prompt in PROMPTS.items()]
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"identical: {'yes' if same else 'NO'}")
+    same = all(verdicts)
+    print(f"\nidentical: {'yes' if same else 'NO'}")
     return 0 if same else 1
 
 
