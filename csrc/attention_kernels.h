@@ -1,7 +1,8 @@
 // Attention of the rows of one sequence over one key-value head. Twin: kernels/reference_decoder.py.
 //
 // Lanes are keys while scores are made and values of a head while values are mixed; both walk the other axis in order.
-// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own.
+// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Blocks lie
+// far apart in memory: whoever reads one asks for the next (`ahead`).
 #pragma once
 
 #include "elementwise_kernels.h"
@@ -11,17 +12,20 @@
 namespace slip::SLIP_ISA {
 namespace {
 
-// Units that share one load of keys or values: as many as the registers hold beside two vectors.
-constexpr int kUnitTile = kRegisters / kRegistersPerVector >= 32 ? 6 : 3;
+// Units and vectors of one register tile: 12 registers of sums, whatever a vector takes.
+constexpr int kUnitTile = 6, kVectorTile = kRegisters / kRegistersPerVector >= 32 ? 2 : 1;
 
-// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[i * stride ...]
+// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[i * stride ...]. ahead: `head_dim` keys' worth of floats that
+// will be wanted next, or null.
 template <int R, int V>
 SLIP_INLINE void score_tile(const float* const* q, const float* keys, ptrdiff_t stride, int head_dim, float scale,
-                            float* const* out) {
+                            float* const* out, const float* ahead) {
   f32x16 sum[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sum[r][v] = zero();
   for (int i = 0; i < head_dim; i++) {
+    if (ahead != nullptr)
+      for (int v = 0; v < V; v++) prefetch(ahead + i * stride + 16 * v);
     f32x16 key[V];
     for (int v = 0; v < V; v++) key[v] = load(keys + i * stride + 16 * v);
     for (int r = 0; r < R; r++) {
@@ -33,18 +37,18 @@ SLIP_INLINE void score_tile(const float* const* q, const float* keys, ptrdiff_t 
     for (int v = 0; v < V; v++) store(out[r] + 16 * v, mul(sum[r][v], bcast(scale)));
 }
 
+// Scores of 16 V keys side by side, for all units. Only the first tile of units asks for what comes next.
 template <int V>
 void score_units(int units, const float* const* q, const float* keys, ptrdiff_t stride, int head_dim, float scale,
-                 float* const* out) {
-  for (int u = 0; u < units; u += kUnitTile) {
-    const int r = units - u < kUnitTile ? units - u : kUnitTile;
-    switch (r) {
-      case 1: score_tile<1, V>(q + u, keys, stride, head_dim, scale, out + u); break;
-      case 2: score_tile<2, V>(q + u, keys, stride, head_dim, scale, out + u); break;
-      case 3: score_tile<3, V>(q + u, keys, stride, head_dim, scale, out + u); break;
-      case 4: score_tile<kUnitTile < 4 ? 1 : 4, V>(q + u, keys, stride, head_dim, scale, out + u); break;
-      case 5: score_tile<kUnitTile < 5 ? 1 : 5, V>(q + u, keys, stride, head_dim, scale, out + u); break;
-      default: score_tile<kUnitTile < 6 ? 1 : 6, V>(q + u, keys, stride, head_dim, scale, out + u); break;
+                 float* const* out, const float* ahead) {
+  for (int u = 0; u < units; u += kUnitTile, ahead = nullptr) {
+    switch (units - u) {
+      case 1: score_tile<1, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+      case 2: score_tile<2, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+      case 3: score_tile<3, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+      case 4: score_tile<4, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+      case 5: score_tile<5, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+      default: score_tile<kUnitTile, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
     }
   }
 }
@@ -52,11 +56,13 @@ void score_units(int units, const float* const* q, const float* keys, ptrdiff_t 
 // mixed[r][...] += sum over keys [begin, end) of weights[r][key] * values[key][...], 16 V values of each.
 template <int R, int V>
 SLIP_INLINE void mix_tile(const float* const* weights, const float* const* values, int begin, int end, ptrdiff_t offset,
-                          float* const* mixed) {
+                          float* const* mixed, const float* const* ahead) {
   f32x16 sum[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sum[r][v] = load(mixed[r] + offset + 16 * v);
   for (int key = begin; key < end; key++) {
+    if (ahead != nullptr)
+      for (int v = 0; v < V; v++) prefetch(ahead[key] + offset + 16 * v);
     f32x16 value[V];
     for (int v = 0; v < V; v++) value[v] = load(values[key] + offset + 16 * v);
     for (int r = 0; r < R; r++) {
@@ -70,22 +76,25 @@ SLIP_INLINE void mix_tile(const float* const* weights, const float* const* value
 
 template <int R>
 SLIP_INLINE void mix_all(const float* const* weights, const float* const* values, int begin, int end, int value_stride,
-                         float* const* mixed) {
+                         float* const* mixed, const float* const* ahead) {
   if (begin >= end) return;
+  constexpr int kStep = 16 * kVectorTile;
   int offset = 0;
-  for (; offset + 32 <= value_stride; offset += 32) mix_tile<R, 2>(weights, values, begin, end, offset, mixed);
-  if (offset < value_stride) mix_tile<R, 1>(weights, values, begin, end, offset, mixed);
+  for (; offset + kStep <= value_stride; offset += kStep)
+    mix_tile<R, kVectorTile>(weights, values, begin, end, offset, mixed, ahead);
+  if (offset < value_stride) mix_tile<R, 1>(weights, values, begin, end, offset, mixed, ahead);
 }
 
+// The same for up to kUnitTile units.
 void mix_units(int units, const float* const* weights, const float* const* values, int begin, int end, int value_stride,
-               float* const* mixed) {
+               float* const* mixed, const float* const* ahead) {
   switch (units) {
-    case 1: mix_all<1>(weights, values, begin, end, value_stride, mixed); break;
-    case 2: mix_all<2>(weights, values, begin, end, value_stride, mixed); break;
-    case 3: mix_all<3>(weights, values, begin, end, value_stride, mixed); break;
-    case 4: mix_all<kUnitTile < 4 ? 1 : 4>(weights, values, begin, end, value_stride, mixed); break;
-    case 5: mix_all<kUnitTile < 5 ? 1 : 5>(weights, values, begin, end, value_stride, mixed); break;
-    default: mix_all<kUnitTile < 6 ? 1 : 6>(weights, values, begin, end, value_stride, mixed); break;
+    case 1: mix_all<1>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    case 2: mix_all<2>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    case 3: mix_all<3>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    case 4: mix_all<4>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    case 5: mix_all<5>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    default: mix_all<kUnitTile>(weights, values, begin, end, value_stride, mixed, ahead); break;
   }
 }
 
@@ -107,6 +116,7 @@ SLIP_INLINE void softmax(float* scores, int n, float* top, float* total) {
 
 // Views of one segment of one task: where queries, scores and mixed values of each unit are, how many keys it has.
 struct Segment {
+  explicit SLIP_INLINE Segment(const AttendTask& t) : task(t) {}
   const AttendTask& task;
   int base;    // absolute position of the first key
   int cached;  // cached keys in the segment
@@ -115,6 +125,7 @@ struct Segment {
   float* mixed[kAttendUnits];
   int keys[kAttendUnits];
   const float* values[kSegment];
+  const float* ahead[kSegment];
 };
 
 SLIP_INLINE int clamp_keys(int n) { return n < 0 ? 0 : n > kSegment ? kSegment : n; }
@@ -140,10 +151,18 @@ void score_cached(Segment& s, int most) {
     const int block = task.table[(s.base + key) / kKvBlock];
     int begin = 0;
     while (begin < task.units && s.keys[begin] <= key) begin++;  // rows of a prefill that end before this block
-    float* out[kAttendUnits];
-    for (int u = begin; u < task.units; u++) out[u] = s.scores[u] + key;
-    score_units<2>(task.units - begin, s.q + begin, task.pool + block * task.block_floats + task.key_offset, kKvBlock,
-                   task.head_dim, task.scale, out + begin);
+    const float* keys = task.pool + block * task.block_floats;
+    const float* next = keys + task.value_offset;
+    if (key + kKvBlock < last)
+      next = task.pool + task.table[(s.base + key) / kKvBlock + 1] * task.block_floats + task.key_offset;
+    else if (key > 0)
+      next = task.pool + task.table[s.base / kKvBlock] * task.block_floats + task.value_offset;
+    for (int column = 0; column < kKvBlock; column += 16 * kVectorTile) {
+      float* out[kAttendUnits];
+      for (int u = begin; u < task.units; u++) out[u] = s.scores[u] + key + column;
+      score_units<kVectorTile>(task.units - begin, s.q + begin, keys + task.key_offset + column, kKvBlock,
+                               task.head_dim, task.scale, out + begin, next + column);
+    }
   }
 }
 
@@ -172,7 +191,7 @@ void score_drafted(Segment& s, float* tile, float* scratch) {
       float* out[kAttendUnits];
       for (int g = 0; g < task.group; g++) out[g] = scratch + 16 * g;
       const int unit = row * task.group;
-      score_units<1>(task.group, s.q + unit, tile + begin, stride, task.head_dim, task.scale, out);
+      score_units<1>(task.group, s.q + unit, tile + begin, stride, task.head_dim, task.scale, out, nullptr);
       const int n = columns - begin < 16 ? columns - begin : 16;
       for (int g = 0; g < task.group; g++)
         for (int i = 0; i < n; i++) s.scores[unit + g][s.cached + begin + i] = out[g][i];
@@ -188,14 +207,24 @@ void mix_cached(Segment& s) {
     s.values[key] = task.pool + task.table[position / kKvBlock] * task.block_floats + task.value_offset +
                     static_cast<ptrdiff_t>(position % kKvBlock) * task.value_stride;
   }
+  // While values are read: those one block on, at last the keys the next segment begins with.
+  const int next = s.base + kSegment;
+  const float* keys = next < task.cached ? task.pool + task.table[next / kKvBlock] * task.block_floats + task.key_offset
+                                         : nullptr;
+  for (int key = 0; key < s.cached; key++) {
+    const int later = key + kKvBlock - s.cached;
+    s.ahead[key] = later < 0       ? s.values[key + kKvBlock]
+                   : keys != nullptr ? keys + static_cast<ptrdiff_t>(later) * task.head_dim
+                                     : s.values[key];
+  }
   for (int u = 0; u < task.units; u += kUnitTile) {
     const int r = task.units - u < kUnitTile ? task.units - u : kUnitTile;
     int shared = s.cached;
     for (int i = 0; i < r; i++) shared = s.keys[u + i] < shared ? s.keys[u + i] : shared;
-    mix_units(r, s.scores + u, s.values, 0, shared, task.value_stride, s.mixed + u);
+    mix_units(r, s.scores + u, s.values, 0, shared, task.value_stride, s.mixed + u, u == 0 ? s.ahead : nullptr);
     for (int i = 0; i < r; i++) {
       const int own = s.keys[u + i] < s.cached ? s.keys[u + i] : s.cached;
-      mix_units(1, s.scores + u + i, s.values, shared, own, task.value_stride, s.mixed + u + i);
+      mix_units(1, s.scores + u + i, s.values, shared, own, task.value_stride, s.mixed + u + i, nullptr);
     }
   }
 }
@@ -209,13 +238,14 @@ void mix_drafted(Segment& s) {
       s.values[s.cached + column] = task.draft_values + ids[column] * task.draft_stride;
     for (int g = 0; g < task.group; g += kUnitTile) {
       const int r = task.group - g < kUnitTile ? task.group - g : kUnitTile, unit = row * task.group + g;
-      mix_units(r, s.scores + unit, s.values, s.cached, s.cached + columns, task.value_stride, s.mixed + unit);
+      mix_units(r, s.scores + unit, s.values, s.cached, s.cached + columns, task.value_stride, s.mixed + unit, nullptr);
     }
   }
 }
 
 void attend(const AttendTask& task, int segment, AttendPart part, float* work) {
-  Segment s{task, segment * kSegment, 0, {}, {}, {}, {}, {}};
+  Segment s{task};
+  s.base = segment * kSegment;
   s.cached = clamp_keys(task.cached - s.base);
   int most = 0;
   for (int u = 0; u < task.units; u++) {
@@ -230,7 +260,7 @@ void attend(const AttendTask& task, int segment, AttendPart part, float* work) {
   score_cached(s, most);
   float* scratch = work + static_cast<ptrdiff_t>(kSegment) * kAttendUnits;
   const bool drafted = most > s.cached;
-  if (drafted) score_drafted(s, scratch + static_cast<ptrdiff_t>(kSegment) * kAttendUnits, scratch);
+  if (drafted) score_drafted(s, scratch + 16 * kAttendUnits, scratch);
   for (int u = 0; u < task.units; u++)
     if (s.keys[u] > 0) softmax(s.scores[u], s.keys[u], part.top + u, part.total + u);
   mix_cached(s);

@@ -1,10 +1,8 @@
 #include "decoder.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <memory>
 
 #include "isa.h"
 
@@ -81,6 +79,7 @@ void Decoder::forward(const PassRows& pass, float* logits, float* features, bool
 void Decoder::prepare(const PassRows& pass, bool store) {
   const DecoderShape& s = w_.shape;
   rows_ = pass.rows;
+  threads_ = Pool::instance().threads();
   const size_t m = static_cast<size_t>(rows_);
   ensure(x_, m * s.hidden), ensure(norm_, m * s.hidden), ensure(out_, m * s.hidden);
   ensure(qkv_, m * (s.q_width() + 2 * s.kv_width())), ensure(mixed_, m * s.q_width());
@@ -103,16 +102,21 @@ void Decoder::make_groups(const PassRows& pass) {
   const DecoderShape& s = w_.shape;
   const int heads_per_kv = s.heads / s.kv_heads, most = kAttendUnits / group_;
   groups_.clear();
-  int parts = 0;
+  group_of_.clear();
+  size_t place = 0;
   for (int i = 0; i < pass.sequences; i++)
     for (int head = 0; head < s.heads; head += group_)
       for (int row = pass.first[i]; row < pass.first[i + 1]; row += most) {
         const int rows = std::min(most, pass.first[i + 1] - row);
         const int end = *std::max_element(ends_.begin() + row, ends_.begin() + row + rows);
         const int segments = (end + kSegment - 1) / kSegment;
-        groups_.push_back({i, head, head / heads_per_kv, row, rows, segments, parts});
-        parts += segments;
+        const int part = static_cast<int>(group_of_.size());
+        group_of_.insert(group_of_.end(), segments, static_cast<int>(groups_.size()));
+        groups_.push_back({i, head, head / heads_per_kv, row, rows, segments, part, place});
+        place += static_cast<size_t>(segments) * rows * group_ * (s.value_stride() + 2);
       }
+  if (left_.size() < groups_.size()) left_ = std::vector<std::atomic<int>>(2 * groups_.size());
+  if (splits()) ensure(parts_, place);
 }
 
 void Decoder::embed(const PassRows& pass) {
@@ -208,7 +212,7 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
 // Each job walks its segments in order. When there are fewer jobs than threads could share evenly, segments become
 // tasks of their own: the same parts, merged in the same order, so the results are the same.
 void Decoder::attend(int layer, const PassRows& pass, bool store) {
-  if (static_cast<int>(groups_.size()) < 4 * Pool::instance().threads()) return attend_split(layer, pass, store);
+  if (splits()) return attend_split(layer, pass, store);
   const size_t stride = w_.shape.value_stride(), unit = stride + 2;
   auto body = [&](int64_t begin, int64_t end) {
     float* memory = work_memory(attend_work(w_.shape.head_dim) + 2 * kAttendUnits * unit);
@@ -237,29 +241,24 @@ void Decoder::attend(int layer, const PassRows& pass, bool store) {
 }
 
 void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
-  const size_t stride = w_.shape.value_stride(), part_floats = kAttendUnits * (stride + 2);
-  const int parts = groups_.back().part + groups_.back().segments;
-  ensure(parts_, parts * part_floats);
-  std::unique_ptr<std::atomic<int>[]> left(new std::atomic<int>[groups_.size()]);
-  std::vector<int> group_of;
-  for (size_t j = 0; j < groups_.size(); j++) {
-    left[j].store(groups_[j].segments, std::memory_order_relaxed);
-    group_of.insert(group_of.end(), groups_[j].segments, static_cast<int>(j));
-  }
-  auto part_of = [&](int index) {
-    float* mixed = parts_.data() + index * part_floats;
-    return AttendPart{mixed + kAttendUnits * stride, mixed + kAttendUnits * (stride + 1), mixed};
+  const size_t stride = w_.shape.value_stride();
+  for (size_t j = 0; j < groups_.size(); j++) left_[j].store(groups_[j].segments, std::memory_order_relaxed);
+  auto part_of = [&](const Group& group, int segment) {
+    const size_t units = static_cast<size_t>(group.rows) * group_;
+    float* mixed = parts_.data() + group.place + segment * units * (stride + 2);
+    return AttendPart{mixed + units * stride, mixed + units * (stride + 1), mixed};
   };
   auto body = [&](int64_t begin, int64_t end) {
     float* work = work_memory(attend_work(w_.shape.head_dim));
     for (int64_t index = begin; index < end; index++) {
-      const Group& group = groups_[group_of[index]];
+      const Group& group = groups_[group_of_[index]];
       const AttendTask t = task(layer, pass, group, store);
-      ops().attend(t, static_cast<int>(index) - group.part, part_of(static_cast<int>(index)), work);
-      if (left[group_of[index]].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-      const AttendPart state = part_of(group.part);  // the last one to finish merges all, in order
+      const int own = static_cast<int>(index) - group.part;
+      ops().attend(t, own, part_of(group, own), work);
+      if (left_[group_of_[index]].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+      const AttendPart state = part_of(group, 0);  // the last one to finish merges all, in order
       for (int segment = 1; segment < group.segments; segment++) {
-        const AttendPart next = part_of(group.part + segment);
+        const AttendPart next = part_of(group, segment);
         for (int u = 0; u < t.units; u++)
           if (t.ends[u / t.group] > segment * kSegment)
             ops().attend_merge(state.top + u, state.total + u, state.mixed + u * stride, next.top + u, next.total + u,
@@ -268,7 +267,7 @@ void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
       finish(group, state.total, state.mixed);
     }
   };
-  Pool::instance().parallel_for(parts, body);
+  Pool::instance().parallel_for(static_cast<int64_t>(group_of_.size()), body);
 }
 
 void Decoder::finish(const Group& g, const float* totals, const float* mixed) {

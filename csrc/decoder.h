@@ -3,6 +3,7 @@
 // Twin: kernels/reference_decoder.py. The decoder only orders the work; all arithmetic is in the kernel tables.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -55,6 +56,8 @@ class Decoder {
  public:
   // pool: KV blocks of shape.block_floats(). Pointers must outlive the decoder.
   Decoder(DecoderWeights weights, float* pool);
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
 
   void set_rope(const float* cos, const float* sin) { cos_ = cos, sin_ = sin; }
   // logits [rows, vocab] and features [rows, features * hidden] may be null. With `store` keys and values go straight
@@ -66,7 +69,9 @@ class Decoder {
 
  private:
   struct Group {  // one attention job: rows of a sequence, heads that share a key-value head
-    int sequence, head, kv_head, first_row, rows, segments, part;
+    int sequence, head, kv_head, first_row, rows, segments;
+    int part;      // number of its first segment among all
+    size_t place;  // of its first part in parts_
   };
 
   void prepare(const PassRows& pass, bool store);
@@ -75,6 +80,7 @@ class Decoder {
   void keep_features(int layer, float* features);
   void project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out);
   void rotate_and_keep(int layer, const PassRows& pass, bool store);
+  bool splits() const { return static_cast<int>(groups_.size()) < 4 * threads_; }
   void attend(int layer, const PassRows& pass, bool store);
   void attend_split(int layer, const PassRows& pass, bool store);
   AttendTask task(int layer, const PassRows& pass, const Group& group, bool store) const;
@@ -91,10 +97,12 @@ class Decoder {
   float scale_;
   int group_;          // heads of one attention job: all heads of a key-value head unless they are very many
   int kept_rows_ = 0;  // rows of the last pass in keys_ and values_
-  int rows_ = 0;
+  int rows_ = 0, threads_ = 1;
   std::vector<float> x_, norm_, qkv_, mixed_, out_, gate_up_, gated_, keys_, values_, parts_;
   std::vector<int32_t> positions_, ends_, ids_;
   std::vector<Group> groups_;
+  std::vector<int> group_of_;  // group of each part
+  std::vector<std::atomic<int>> left_;  // segments of each group still to be done
 };
 
 }  // namespace slip

@@ -8,7 +8,7 @@ namespace slip {
 
 constexpr int kKvBlock = 32;      // positions per KV block
 constexpr int kSegment = 128;     // keys per softmax segment; segments start at absolute positions 0, 128, ...
-constexpr int kAttendUnits = 32;  // most units of one attention task
+constexpr int kAttendUnits = 96;  // most units of one attention task; they share one reading of keys and values
 
 // One attention task: the rows of one sequence that share one key-value head. Unit u is query head u % group of row
 // u / group. A row's keys are the cached positions below `cached` and then its drafted ancestors in depth order and
@@ -58,9 +58,9 @@ struct OpsTable {
   void (*attend_finish)(float total, const float* mixed, int head_dim, float* out);
 };
 
-// Floats of working memory for `attend`: scores of all units, drafted keys, their scores.
+// Floats of working memory for `attend`: scores of all units, scores of a few drafted keys, drafted keys.
 constexpr size_t attend_work(int head_dim) {
-  return static_cast<size_t>(kSegment) * (kAttendUnits + head_dim + kAttendUnits);
+  return static_cast<size_t>(kSegment) * (kAttendUnits + head_dim) + 16 * kAttendUnits;
 }
 
 }  // namespace slip
