@@ -150,8 +150,8 @@ class Adaptive:
         offers, chances, limits = given
         trees = []
         for of_row, beliefs in zip(offers, chances, strict=True):
-            others = [index for index, offer in enumerate(of_row) if offer.source != name]
-            trees.append(self._tree([of_row[i] for i in others], [beliefs[i] for i in others]))
+            others = [index for index, offer in enumerate(of_row) if offer.source != name and len(offer)]
+            trees.append(self._tree([of_row[i] for i in others], [beliefs[i] for i in others]) if others else Ranked())
         _, fewer, faster = self._best(trees, limits, sum(drafting.values()) - own)
         source.judge(True, (tokens, seconds - own, depth), (fewer, faster))
 

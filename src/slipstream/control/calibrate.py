@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,15 @@ class _Tally:
         self.believed = self.believed * FORGET + belief
 
 
+class _Source:
+    """What is known of one source: as a whole, by tenth of its beliefs, and by tenth and depth."""
+
+    def __init__(self) -> None:
+        self.whole = _Tally()
+        self.bins = [_Tally() for _ in range(BINS + 1)]
+        self.cells = [[_Tally() for _ in range(len(DEPTH_EDGES) + 1)] for _ in range(BINS + 1)]
+
+
 class Calibrator:
     """Corrects chances of acceptance in three steps, coarse to fine: source, then belief, then belief and depth.
 
@@ -40,20 +50,19 @@ class Calibrator:
     """
 
     def __init__(self) -> None:
-        self._sources: dict[str, _Tally] = {}
-        self._bins: dict[tuple[str, int], _Tally] = {}
-        self._cells: dict[tuple[str, int, int], _Tally] = {}
+        self._sources: dict[str, _Source] = {}
 
     def chance(self, source: str, belief: float, depth: int) -> float:
         """Estimated probability that a node is accepted given that its parent is."""
-        whole = self._sources.get(source)
-        if whole is None:
+        known = self._sources.get(source)
+        if known is None:
             return min(max(belief, LEAST), MOST)
-        expected = belief * (whole.hits + WEIGHT) / (whole.believed + WEIGHT)
-        key = (source, int(belief * BINS))
-        for tally in (self._bins.get(key), self._cells.get((*key, _level(depth)))):
-            if tally is not None:
-                expected = (tally.hits + WEIGHT * min(expected, MOST)) / (tally.seen + WEIGHT)
+        whole, bin_ = known.whole, int(belief * BINS)
+        expected = min(belief * (whole.hits + WEIGHT) / (whole.believed + WEIGHT), MOST)
+        tally = known.bins[bin_]
+        expected = (tally.hits + WEIGHT * expected) / (tally.seen + WEIGHT)
+        tally = known.cells[bin_][_level(depth)]
+        expected = (tally.hits + WEIGHT * expected) / (tally.seen + WEIGHT)
         return min(max(expected, LEAST), MOST)
 
     def chances(self, offers: Offers) -> list[float]:
@@ -68,10 +77,12 @@ class Calibrator:
 
     def observe(self, source: str, belief: float, depth: int, hit: bool) -> None:
         """A node whose parent stood turned out right or wrong."""
-        key = (source, int(belief * BINS))
-        self._sources.setdefault(source, _Tally()).add(hit, belief)
-        self._bins.setdefault(key, _Tally()).add(hit, belief)
-        self._cells.setdefault((*key, _level(depth)), _Tally()).add(hit, belief)
+        known = self._sources.get(source)
+        if known is None:
+            known = self._sources[source] = _Source()
+        bin_ = int(belief * BINS)
+        for tally in (known.whole, known.bins[bin_], known.cells[bin_][_level(depth)]):
+            tally.add(hit, belief)
 
     def learn(self, offers: Offers, emitted: Sequence[int]) -> float:
         """Compare an offer with the tokens that were emitted, whether its nodes were verified or not.
@@ -97,4 +108,4 @@ class Calibrator:
 
 
 def _level(depth: int) -> int:
-    return sum(depth > edge for edge in DEPTH_EDGES)
+    return bisect_left(DEPTH_EDGES, depth)

@@ -19,7 +19,7 @@ DOUBTFUL = 5
 DOUBTFUL_AFTER = 100
 """A size measured fewer times than that is forgotten sooner: one bad time must not rule it out for long."""
 BEYOND = 0.5
-CHANGE = 0.01
+CHANGE = 0.03
 """Relative change of a level that makes the table worth rebuilding."""
 
 

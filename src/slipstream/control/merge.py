@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,31 +67,33 @@ def merge(offers: Sequence[Offers], probs: Sequence[Sequence[float]] | None = No
             return _whole(offer)
     chances = probs if probs is not None else [offer.probs for offer in offers]
     nodes = _union(offers, chances)
-    children: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes):
-        children.setdefault(node.parent, []).append(index)
-    for siblings in children.values():
-        total = sum(nodes[index].chance for index in siblings)
-        if total > MOST_CERTAIN:
-            for index in siblings:
-                nodes[index].chance *= MOST_CERTAIN / total
+    _share(nodes)
+    reach: list[float] = []
+    for node in nodes:
+        reach.append(node.chance * (reach[node.parent] if node.parent != ANCHOR else 1.0))
+    # Chances lie below one, so parents outrank their children; equal ones keep the order of the offers.
+    order = sorted(range(len(nodes)), key=lambda index: (-reach[index], index))
     ranked = Ranked()
-    place: dict[int, int] = {ANCHOR: ANCHOR}
-    # Negated path probability first; then the node's index, so that equal ones keep the order of the offers.
-    waiting = [(-nodes[index].chance, index) for index in children.get(ANCHOR, [])]
-    heapq.heapify(waiting)
-    while waiting:
-        reach, index = heapq.heappop(waiting)
+    place = {ANCHOR: ANCHOR}
+    for index in order:
         node = nodes[index]
-        place[index] = len(ranked)
+        place[index] = len(ranked.tokens)
         ranked.tokens.append(node.token)
         ranked.parents.append(place[node.parent])
         ranked.sources.append(node.source)
         ranked.chances.append(node.chance)
-        ranked.reach.append(-reach)
-        for child in children.get(index, []):
-            heapq.heappush(waiting, (reach * nodes[child].chance, child))
+        ranked.reach.append(reach[index])
     return ranked
+
+
+def _share(nodes: Sequence[_Node]) -> None:
+    """Scale the chances of siblings so that they sum to MOST_CERTAIN at most."""
+    totals: dict[int, float] = {}
+    for node in nodes:
+        totals[node.parent] = totals.get(node.parent, 0.0) + node.chance
+    for node in nodes:
+        if totals[node.parent] > MOST_CERTAIN:
+            node.chance *= MOST_CERTAIN / totals[node.parent]
 
 
 def _union(offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> list[_Node]:

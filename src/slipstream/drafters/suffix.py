@@ -11,9 +11,13 @@ from slipstream.drafters.automaton import NONE, ROOT, SuffixAutomaton
 
 BACKED_OFF = 3
 """Contexts that are blended: the longest match and the next shorter ones with other occurrences."""
+IGNORED = 0.1
+"""Shorter contexts that have less weight than this together are not looked at."""
 DOUBT = 3.0
 """Weight of the shorter contexts against one occurrence of a match of one token."""
 MOST_CERTAIN = 0.99
+LEAST = 0.03
+"""Paths less probable than this are not offered: no pass is so cheap that verifying them would pay."""
 
 Guess = tuple[float, int, int, int, int]
 """Chance, when last seen, token, state after it, tokens that match there."""
@@ -30,7 +34,7 @@ def predict(automaton: SuffixAutomaton, state: int, match: int, width: int) -> l
     where: dict[int, tuple[int, int]] = {}
     rest = 1.0
     for _ in range(BACKED_OFF):
-        if state <= ROOT:
+        if state <= ROOT or rest < IGNORED:
             break
         followers = automaton.followers(state)
         if followers > 0:
@@ -90,6 +94,8 @@ class Suffix:
             state, match, parent, depth, reach = at
             if depth < limit.depth and state != NONE:
                 for chance, _, token, after, matched in predict(automaton, state, match, limit.width):
+                    if reach * chance < LEAST:
+                        break
                     order += 1
                     entry = (-reach * chance, order, chance, token, after, matched, parent, depth + 1)
                     heapq.heappush(waiting, entry)
