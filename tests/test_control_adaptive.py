@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import beds
+from slipstream.control import asking
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import StepCost
+from slipstream.control.calibrate import Calibrator
+from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import Fixed
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
+from slipstream.drafters.lookup import Lookup
+from slipstream.drafters.small_model import SmallModel
+from slipstream.drafters.suffix import Suffix
 
 PASS = 0.010
 
@@ -202,3 +209,58 @@ def test_every_n_is_looked_at():
     row = [Row(0, [0], 1, SamplingParams(), 0, sampler=None)]
     offer = Offers("g", [0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0.9] * 6)
     assert len(controller.choose(row, [[offer]], controller.limits(row))[0]) == 4
+
+
+def useless_speed(seconds=0.004):
+    return World([Guesser("useless", 0.0, seconds, belief=0.95)], flat).run(Adaptive(), 400)
+
+
+def test_planted_blind_calibration_is_seen(monkeypatch):
+    monkeypatch.setattr(Calibrator, "learn", lambda self, offers, emitted: 0.0)
+    assert useless_speed() < 0.9
+
+
+def test_planted_asking_always_is_seen(monkeypatch):
+    monkeypatch.setattr(asking.Source, "depth_to_ask", lambda self, deepest, rows, curve: deepest)
+    assert useless_speed() < 0.9
+
+
+def test_planted_free_rows_are_seen(monkeypatch):
+    """A curve that believes every row to be free drafts where each row costs a whole pass."""
+    monkeypatch.setattr(CostCurve, "observe", lambda self, size, seconds: None)
+    controller = Adaptive(8, "chain", pass_costs={1: PASS, 9: PASS})
+    assert World([Guesser("g", 0.3, 0.00001)], steep).run(controller, 300) < 0.7
+
+
+DRAFTERS = {
+    "lookup": lambda: [Lookup()],
+    "suffix": lambda: [Suffix()],
+    "right model": lambda: [SmallModel(beds.TableTransformer(3), 16)],
+    "wrong model and text": lambda: [SmallModel(beds.TableTransformer(4), 16), Suffix(), Lookup()],
+    "failing": lambda: [beds.failing(3), Suffix()],
+    "random trees": lambda: [beds.random_tree(16)],
+}
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_fault_02_tokens_do_not_depend_on_the_controller(kind, shape, params):
+    prompts = ([1, 2, 3], [5, 6] * 6, [9])
+    plain = beds.engine(beds.TableTransformer(3))
+    wanted = [beds.answer(plain, prompt, max_tokens=48, **params).token_ids for prompt in prompts]
+    costs = {1: 0.01, 3: 0.01, 60: 0.011}
+    made = beds.engine(beds.TableTransformer(3), DRAFTERS[kind](), controller=Adaptive(6, shape, pass_costs=costs))
+    alone = [beds.answer(made, prompt, max_tokens=48, **params) for prompt in prompts]
+    requests = [made.add(prompt, SamplingParams(max_tokens=48, **params)) for prompt in prompts]
+    together = [result.outputs[0] for result in made.run(requests)]
+    assert [one.token_ids for one in alone] == [one.token_ids for one in together] == wanted
+    assert sum(one.speculation.num_draft_tokens for one in alone) > 0
+
+
+def test_fault_25_passes_are_never_more_than_tokens():
+    for drafters in ([beds.wrong(beds.TableTarget(beds.random_table(1, 9)))], [Suffix(), Lookup()]):
+        target = beds.TableTarget(beds.random_table(1, 9))
+        made = beds.engine(target, drafters, controller=Adaptive(8))
+        output = beds.answer(made, [1, 2], max_tokens=200, temperature=1.0, seed=4)
+        assert output.speculation.num_steps <= len(output.token_ids) == 200
