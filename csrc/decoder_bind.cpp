@@ -6,7 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <optional>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -93,6 +95,20 @@ slip::LayerWeights read_layer(Reader& reader, const nb::dict& d, const slip::Dec
   return w;
 }
 
+// A decoder's memory serves one call at a time; a second thread gets an error instead of another's numbers.
+class Turn {
+ public:
+  explicit Turn(std::atomic<bool>& busy) : busy_(busy) {
+    if (busy_.exchange(true)) throw std::runtime_error("this decoder is already running a pass in another thread");
+  }
+  ~Turn() { busy_.store(false); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic<bool>& busy_;
+};
+
 class PyDecoder {
  public:
   PyDecoder(const nb::dict& shape, const nb::dict& weights, const Out& pool) : pool_(pool) {
@@ -113,12 +129,14 @@ class PyDecoder {
   void rope(const Matrix& cos, const Matrix& sin) {
     check(cos.shape(0) == sin.shape(0) && 2 * cos.shape(1) == static_cast<size_t>(shape_.head_dim) && cos.shape(1) == sin.shape(1),
           "rope tables have the wrong shape");
+    const Turn turn(busy_);
     cos_ = cos, sin_ = sin;
     decoder_->set_rope(cos_.data(), sin_.data());
   }
 
   void forward(const std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>& arrays, const std::optional<Out>& logits,
                const std::optional<Out>& features, bool store) {
+    const Turn turn(busy_);
     const auto& [tokens, parents, depths, first, prefix, tables] = arrays;
     const size_t rows = tokens.shape(0), sequences = prefix.shape(0);
     check(rows > 0 && parents.shape(0) == rows && depths.shape(0) == rows, "arrays of a pass differ in length");
@@ -135,6 +153,7 @@ class PyDecoder {
   }
 
   void commit(const Ids& rows, const Ids& blocks, const Ids& offsets) {
+    const Turn turn(busy_);
     check(rows.shape(0) == blocks.shape(0) && rows.shape(0) == offsets.shape(0), "arrays of commit differ in length");
     for (size_t i = 0; i < rows.shape(0); i++) {
       check(rows.data()[i] >= 0 && rows.data()[i] < decoder_->last_rows(), "commit of a row that the last pass did not have");
@@ -168,6 +187,7 @@ class PyDecoder {
     }
   }
 
+  std::atomic<bool> busy_{false};
   std::vector<nb::object> kept_;
   slip::DecoderShape shape_;
   Out pool_;

@@ -40,9 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class RandomModel(ModelFile):
-    """A model of the given description with seeded random fp32 weights, or quantised ones (`kind`)."""
+    """A model of the given description with seeded random weights.
 
-    def __init__(self, config: ModelConfig, seed: int = 0, kind: str = "F32") -> None:
+    kind: their type, or types by the name of the matrix ("" for all others).
+    """
+
+    def __init__(self, config: ModelConfig, seed: int = 0, kind: str | dict[str, str] = "F32") -> None:
         self.path, self.name, self.config = Path("random"), "random", config
         self._seed, self._kind = seed, kind
         self.read: list[str] = []
@@ -63,7 +66,8 @@ class RandomModel(ModelFile):
         if len(shape) == 1:
             values = 1 + 0.3 * values if "norm" in name else 0.3 * values
             return Tensor("F32", shape, values.reshape(1, -1).view(np.uint8))
-        return typed(values * np.float32(1.5 / np.sqrt(shape[1])), self._kind)
+        kind = self._kind if isinstance(self._kind, str) else self._kind.get(name.split(".")[-2], self._kind[""])
+        return typed(values * np.float32(1.5 / np.sqrt(shape[1])), kind)
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         c = self.config
@@ -82,6 +86,14 @@ class RandomModel(ModelFile):
         return sizes.get(part, (c.hidden_size,))
 
 
+class Unpacked(RandomModel):
+    """The same model with every matrix unpacked to fp32, as a folder converted from a GGUF file holds it."""
+
+    def tensor(self, name: str) -> Tensor:
+        values = super().tensor(name).float32()
+        return Tensor("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
+
+
 def typed(values: np.ndarray, kind: str) -> Tensor:
     """fp32 values as a tensor of this type."""
     if kind == "F32":
@@ -91,10 +103,10 @@ def typed(values: np.ndarray, kind: str) -> Tensor:
         return Tensor("BF16", values.shape, bits.view(np.uint8))
     from gguf import GGMLQuantizationType, quants
 
-    return Tensor(kind, values.shape, quants.quantize(values, GGMLQuantizationType[kind]))
+    return Tensor(kind, values.shape, quants.quantize(values, GGMLQuantizationType[kind]).view(np.uint8))
 
 
-def model(family: str = "llama", seed: int = 0, kind: str = "F32", **changes: Any) -> RandomModel:
+def model(family: str = "llama", seed: int = 0, kind: str | dict[str, str] = "F32", **changes: Any) -> RandomModel:
     return RandomModel(ModelConfig(**{**PLAIN, **FAMILIES[family], **changes}), seed, kind)
 
 
