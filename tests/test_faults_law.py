@@ -15,7 +15,7 @@ from slipstream.drafters.small_model import SmallModel
 from slipstream.engine import batch
 from slipstream.verify import make_verifier
 
-DRAWS = 12_000
+DRAWS = 5000
 LENGTH = 3
 # Target and drafter disagree strongly, so that every fault that mixes them up shows.
 TARGET = np.log([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.45, 0.1, 0.45]])

@@ -78,6 +78,13 @@ def test_settings_do_not_change_the_answer(small, draft, controller, shape):
         assert [each.draft_acceptance_rate for each in stats] == [1.0, 1.0]
 
 
+def test_no_nodes_is_plain_decoding(small):
+    for controller in ("fixed", "adaptive"):
+        with LLM("small", max_nodes=0, controller=controller) as llm:
+            stats = llm.generate("aaaa", SamplingParams(max_tokens=9))[0].outputs[0].speculation
+        assert (stats.num_steps, stats.num_spec_steps) == (9, 0)
+
+
 def test_settings_reach_the_runtime(small):
     LLM("small", draft="model:other", max_context=100, max_batch=2, threads=1).close()
     assert small == [{"max_context": 100, "slots": 6, "threads": 1}] * 2

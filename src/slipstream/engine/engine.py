@@ -185,7 +185,7 @@ class Engine:
 
     def _estimate(self, answer: Answer) -> None:
         """How much faster this answer came than plain decoding would have, by the measured time of a plain step."""
-        if not self._plain_steps and answer.row.speculate:
+        if not self._plain_steps and answer.finish_reason != CANCELLED:
             self._calibrate(answer.row)
         if self._plain_steps and answer.decode_s > 0:
             plain = statistics.median(self._plain_steps)
@@ -206,6 +206,7 @@ class Engine:
                 continue
             answer.finish(End(CANCELLED))
             if answer in self._scheduler.running:
+                self._estimate(answer)
                 self._leave(answer)
                 self._slots.park(answer.row.slot)
             else:
