@@ -8,6 +8,7 @@ import pytest
 import beds
 from slipstream.core.errors import ContextLengthError, InputError
 from slipstream.core.params import SamplingParams
+from slipstream.engine.batch import Batch
 from slipstream.engine.request import Answer
 from slipstream.engine.stop import StopRules
 
@@ -218,3 +219,15 @@ def test_planted_stop_faults_are_seen(monkeypatch):
     with pytest.raises(AssertionError):
         test_fault_10_stop_strings("de", 4, "bc", "de", 8)
     assert np.isfinite(line_target().table).all()
+
+
+def test_planted_budget_faults_are_seen(monkeypatch):
+    """One token too many; drafts that reach the end of the context."""
+    by_budget = StopRules.by_budget
+    monkeypatch.setattr(StopRules, "by_budget", lambda self, count: by_budget(self, count - 1))
+    with pytest.raises(AssertionError):
+        test_fault_11_budgets_are_met_exactly(3)
+    monkeypatch.undo()
+    monkeypatch.setattr(Batch, "clip", lambda self, limits: list(limits))
+    with pytest.raises(AssertionError):
+        test_fault_12_the_context_ends_the_answer(56, 16)

@@ -178,3 +178,27 @@ def test_fault_25_no_draft_means_no_drafting_work():
     beds.answer(made, [1], speculation=False, max_tokens=5)
     assert drafter.calls == []
     assert target.passes == [1] * 5
+
+
+def test_planted_report_faults_are_seen(monkeypatch):
+    """Statistics after trimming; a pass for every draft that did not stand."""
+    real = batch.count
+
+    def trimmed(answer, draft, verdict):
+        real(answer, draft, verdict)
+        answer.stats.tokens_before_trimming -= len(verdict.path) > 0
+
+    monkeypatch.setattr(batch, "count", trimmed)
+    with pytest.raises(AssertionError):
+        test_fault_23_statistics_add_up(5)
+    monkeypatch.undo()
+    forward = beds.TableTarget.forward
+
+    def twice(self, rows):
+        if any(len(row.draft) for row in rows):
+            forward(self, rows)
+        return forward(self, rows)
+
+    monkeypatch.setattr(beds.TableTarget, "forward", twice)
+    with pytest.raises(AssertionError):
+        test_fault_25_useless_drafts_cost_no_passes(5)

@@ -13,6 +13,7 @@ from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
 from slipstream.engine import engine as engine_module
+from slipstream.engine import slots
 
 SIZES = (1, 2, 3, 5, 8, 16)
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
@@ -229,3 +230,11 @@ def test_choices_of_a_request_share_the_prompt():
     result = made.run([made.add(prompt, SamplingParams(max_tokens=8, n=4, temperature=1.0, seed=1))])[0]
     assert target.prefilled == len(prompt) - 1
     assert same(result, alone(prompt, {"max_tokens": 8, "n": 4, "temperature": 1.0, "seed": 1}))
+
+
+def test_planted_prefix_faults_are_seen(monkeypatch):
+    """A prefix taken one token too long, and one taken past the end of an answer."""
+    real = slots.common_prefix
+    monkeypatch.setattr(slots, "common_prefix", lambda one, other: real(one, other) + 1)
+    with pytest.raises(AssertionError):
+        test_prefixes_are_reused_only_where_the_tokens_match()
