@@ -128,6 +128,19 @@ def test_slots_and_memory_come_back():
         subject.length(0)
 
 
+def test_results_that_are_held_are_never_overwritten():
+    """Memory of logits is used again only when no view of them is left."""
+    subject = target("llama")
+    slot = opened(subject, tokens(10, 1))
+    held = subject.forward([RowInput(slot, 3, chain([4, 5]))]).logits[0][1:]
+    copy, address = held.copy(), held.ctypes.data
+    other = subject.forward([RowInput(slot, 7, chain([8, 9]))]).logits[0][1:]
+    assert same_bits(held, copy)
+    assert not same_bits(other, copy)
+    del held
+    assert subject.forward([RowInput(slot, 3, chain([4, 5]))]).logits[0][1:].ctypes.data == address
+
+
 def test_a_full_cache_is_one_clear_error():
     """More sequences than blocks: the request that asks is refused, the others go on."""
     pool = BlockPool(3, 8)

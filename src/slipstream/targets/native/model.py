@@ -14,6 +14,7 @@ from slipstream.core.errors import InputError
 from slipstream.kernels.decoder import DecoderWeights, Pass, make_decoder
 from slipstream.models.files import ModelFile, open_model
 from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.native.buffers import Buffers
 from slipstream.targets.native.kv import BLOCK, BlockPool, Slots
 from slipstream.targets.native.load import decoder_shape, load_weights, require_supported
 from slipstream.targets.native.rope import RopeTables
@@ -59,6 +60,7 @@ class NativeTarget:
         self._decoder = make_decoder(weights, pool.data)
         self._rope = RopeTables(config)
         self._decoder.rope(self._rope.cos, self._rope.sin)
+        self._buffers = Buffers()
         self._padding = _padding_ids(config)
         self._pending: list[tuple[int, int, int]] = []
         self._debug = os.environ.get("SLIPSTREAM_DEBUG") == "1"
@@ -146,7 +148,7 @@ class NativeTarget:
     def forward(self, rows: Sequence[RowInput]) -> PassOutput:
         """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
         plan = self._plan(rows)
-        logits = np.empty((plan.rows, self.vocab_size), np.float32)
+        logits = self._buffers.take(plan.rows, self.vocab_size)
         features = np.empty((plan.rows, self.features_width), np.float32) if self.features_width else None
         self._run(plan, logits, features, store=False)
         if self._padding is not None:
