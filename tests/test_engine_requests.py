@@ -113,6 +113,17 @@ def test_fewer_slots_than_kept_prefixes():
             assert beds.answer(made, prompt, max_tokens=6).token_ids == expected
 
 
+def test_kept_prefixes_hold_no_more_than_one_context():
+    target = beds.TableTransformer(max_context=64)
+    made = beds.engine(target)
+    for first in range(4):
+        beds.answer(made, [first] * 20, max_tokens=11)
+        assert sum(map(len, target.cache.values())) <= 64
+    assert len(target.cache) == 2
+    beds.answer(made, [5] * 60, max_tokens=4)
+    assert [len(kept) for kept in target.cache.values()] == [63]
+
+
 def test_nothing_is_reused_of_targets_that_are_not_row_invariant():
     target, _, made = make()
     target.row_invariant = False

@@ -20,9 +20,10 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 class SlotPool:
     """Opens slots for rows, and keeps up to `keep` finished ones, the one longest unused first to go.
 
-    A kept slot holds exactly the committed tokens of an answer up to its end. Prompts begin from the longest prefix
-    that a kept or a running slot shares with them. Reuse needs no test of the output: in a row-invariant target the
-    cache rows of equal tokens are equal; with other targets nothing is reused.
+    A kept slot holds exactly the committed tokens of an answer up to its end; all of them together hold no more tokens
+    than one full context. Prompts begin from the longest prefix that a kept or a running slot shares with them. Reuse
+    needs no test of the output: in a row-invariant target the cache rows of equal tokens are equal; with other targets
+    nothing is reused.
     """
 
     def __init__(self, target: Target, keep: int) -> None:
@@ -75,7 +76,8 @@ class SlotPool:
         """An answer has ended; its prefix may serve again."""
         tokens = self._running.pop(slot)
         self._idle[slot] = tokens[: self._target.length(slot)]
-        while len(self._idle) > (self._keep if self._target.row_invariant else 0):
+        keep = self._keep if self._target.row_invariant else 0
+        while len(self._idle) > keep or sum(map(len, self._idle.values())) > self._target.max_context:
             self._target.close(self._idle.popitem(last=False)[0])
 
     def drop(self, slot: int) -> None:
