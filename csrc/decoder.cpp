@@ -26,7 +26,7 @@ float* work_memory(size_t floats) {
 }
 
 // Rows of elementwise work that are worth a second thread, in floats.
-constexpr int64_t kGrain = 4096;
+constexpr int64_t kGrain = 16384;
 
 template <class F> void for_rows(int rows, int64_t width, F&& body) {
   const int64_t step = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width));
