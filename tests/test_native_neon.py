@@ -19,7 +19,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 def test_neon_ops_equal_generic_ones(tmp_path):
     parts = ["check/equal_ops", "dispatch", "pool", "pack", "linear"]
     parts += [f"{kind}_{name}" for kind in ("isa", "linear") for name in ("neon", "generic")]
-    flags = "-std=c++20 -O2 -static -pthread -ffp-contract=off -fno-math-errno -DSLIPSTREAM_NEON=1".split()
+    flags = ["-std=c++20", "-O2", "-static", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-DSLIPSTREAM_NEON=1"]
     program = tmp_path / "equal_ops"
     sources = [SOURCES / f"{part}.cpp" for part in parts]
     subprocess.run([COMPILER, *flags, *sources, "-o", program], check=True, capture_output=True)
