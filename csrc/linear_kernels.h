@@ -13,7 +13,7 @@ namespace {
 // (fewer sums per row, so that more rows fit the registers); more rows go through the L1 buffer in register blocks of
 // kMicroRows x kMicroTiles. kPairs: one row walks two panels at once, as more sums in flight hide the latency of fma.
 #if defined(SLIP_SIMD_AVX512)
-constexpr int kPanelRows = 8, kFusedRows = 8, kMicroTiles = 2, kMicroRows = 12;
+constexpr int kPanelRows = 12, kFusedRows = 12, kMicroTiles = 2, kMicroRows = 12;
 constexpr bool kPairs = true;
 #elif defined(SLIP_SIMD_GENERIC)
 constexpr int kPanelRows = 0, kFusedRows = 0, kMicroTiles = 2, kMicroRows = 1;
@@ -24,7 +24,8 @@ constexpr bool kPairs = false;
 #endif
 constexpr int kChunk = 128;      // inputs unpacked at once: 128 x 32 floats = 16 KiB
 constexpr int kRowBlock = 240;   // rows that share one unpacking through the buffer
-constexpr size_t kAhead = 2048;  // bytes of prefetch
+constexpr int kExactRows = 8;    // above it, in registers, an odd number of rows computes one row twice
+constexpr size_t kAhead = 4096, kFarAhead = 8192;  // bytes of prefetch: quantised weights, plain ones
 
 template <int N> struct Vectors { f32x16 v[N]; };
 
@@ -57,10 +58,10 @@ SLIP_INLINE Cursor cursor(const Packed& w, int64_t panel, int tile) {
 
 // One line of words: vector t belongs to panel t / 2.
 template <int N> struct Words { i32x16 v[N]; };
-template <int N> SLIP_INLINE Words<N> words(const Cursor* p, size_t offset) {
+template <int N, size_t AHEAD = kAhead> SLIP_INLINE Words<N> words(const Cursor* p, size_t offset) {
   Words<N> r;
   SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2].words + offset + 64 * (t % 2));
-  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + kAhead + 64 * (t % 2));
+  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + AHEAD + 64 * (t % 2));
   return r;
 }
 template <int N> SLIP_INLINE Vectors<N> halves(const Cursor* p, size_t offset) {
@@ -140,7 +141,7 @@ struct WalkF32 {
   static constexpr bool kLight = true;
   template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) {
-      const Words<N> u = words<N>(p, 128 * static_cast<size_t>(i));
+      const Words<N> u = words<N, kFarAhead>(p, 128 * static_cast<size_t>(i));
       Vectors<N> w;
       SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(u.v[t]);
       f(i, w);
@@ -160,13 +161,13 @@ struct WalkBF16 {
   template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
     int64_t i = begin;
     _Pragma("GCC unroll 2") for (; i + 1 < end; i += 2) {
-      const Words<N> u = words<N>(p, 64 * static_cast<size_t>(i));
+      const Words<N> u = words<N, kFarAhead>(p, 64 * static_cast<size_t>(i));
       f(i, low(u));
       Vectors<N> w;
       SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(iand(u.v[t], ibcast(static_cast<int32_t>(0xffff0000u))));
       f(i + 1, w);
     }
-    if (i < end) f(i, low(words<N>(p, 64 * static_cast<size_t>(i))));
+    if (i < end) f(i, low(words<N, kFarAhead>(p, 64 * static_cast<size_t>(i))));
   }
   template <int N> static SLIP_INLINE Vectors<N> low(const Words<N>& u) {
     Vectors<N> w;
@@ -252,18 +253,19 @@ __attribute__((noinline)) void fused(const LinearArgs& a, int64_t panel, int til
   constexpr int panels = (N + 1) / 2;
   Cursor p[panels];
   for (int k = 0; k < panels; k++) p[k] = cursor(a.w, panel + k, tile);
-  const float* x = a.x;
-  const int64_t ldx = a.ldx;
+  const float* x[ROWS];
+  for (int r = 0; r < ROWS; r++) x[r] = a.x + (ROWS <= kExactRows || r < a.m ? r : a.m - 1) * a.ldx;
   f32x16 acc[ROWS][N];
   SLIP_UNROLL for (int r = 0; r < ROWS; r++) SLIP_UNROLL for (int t = 0; t < N; t++) acc[r][t] = zero();
   W::template walk<N>(p, 0, a.w.in, [&](int64_t i, const Vectors<N>& w) SLIP_LAMBDA {
     SLIP_UNROLL for (int r = 0; r < ROWS; r++) {
-      const f32x16 xv = bcast(x[r * ldx + i]);
+      const f32x16 xv = bcast(x[r][i]);
       SLIP_UNROLL for (int t = 0; t < N; t++) acc[r][t] = fma(xv, w.v[t], acc[r][t]);
     }
   });
   SLIP_UNROLL for (int r = 0; r < ROWS; r++)
-    SLIP_UNROLL for (int t = 0; t < N; t++) put(a, r, panel * kPanel + 16 * (tile + t), acc[r][t]);
+    SLIP_UNROLL for (int t = 0; t < N; t++)
+      if (ROWS <= kExactRows || r < a.m) put(a, r, panel * kPanel + 16 * (tile + t), acc[r][t]);
 }
 
 // acc[ROWS][32] += x[ROWS][n] w[n][32], for TILES * 16 of the 32 columns.
@@ -330,11 +332,20 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
     for (int t = 0; t < 2; t++) put(a, row + r, panel * kPanel + 16 * t, load(acc + r * kPanel + 16 * t));
 }
 
+// fp32 panels come straight from memory and need no registers for unpacking: three rows fit where others have two, and half
+// panels, which read in pieces, do not pay.
+template <class W> constexpr int panel_rows() {
+  return __is_same(W, WalkF32) && kPanelRows == 2 ? 3 : kPanelRows;
+}
+template <class W> constexpr int most_fused_rows() {
+  return __is_same(W, WalkF32) ? panel_rows<W>() : kFusedRows;
+}
+
 template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel) {
-  if constexpr (ROWS <= kFusedRows) {
-    if (a.m != ROWS) {
-      fused_rows<W, ROWS + 1>(a, panel);
-    } else if constexpr (ROWS <= kPanelRows) {
+  if constexpr (ROWS <= most_fused_rows<W>()) {
+    if (a.m > ROWS) {
+      fused_rows<W, ROWS + (ROWS < kExactRows ? 1 : 2)>(a, panel);
+    } else if constexpr (ROWS <= panel_rows<W>()) {
       fused<W, 2, ROWS>(a, panel, 0);
     } else {
       fused<W, 1, ROWS>(a, panel, 0);
@@ -343,17 +354,12 @@ template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel)
   }
 }
 
-// Whole fp32 lines come straight from memory: half panels would read it in pieces.
-template <class W> constexpr int fused_rows_of() {
-  return __is_same(W, WalkF32) && kFusedRows > kPanelRows ? kPanelRows : kFusedRows;
-}
-
 template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t end) {
   if constexpr (wide<W>()) {
     if (a.m == 1)
       for (; begin + 1 < end; begin += 2) fused<W, 4, 1>(a, begin, 0);
   }
-  if (a.m <= fused_rows_of<W>()) {
+  if (a.m <= most_fused_rows<W>()) {
     for (; begin < end; begin++) fused_rows<W, 1>(a, begin);
     return;
   }

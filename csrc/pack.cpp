@@ -52,17 +52,24 @@ void decode_scales(const uint8_t* s, uint8_t* scale) {
 }
 
 void decode_k(const uint8_t* qh, const uint8_t* qs, uint8_t* q) {
-  for (int i = 0; i < 256; i++) {
-    const int group = i / 32, j = i % 32, nibble = qs[group / 2 * 32 + j] >> (group % 2 * 4) & 15;
-    q[i] = static_cast<uint8_t>(nibble | (qh == nullptr ? 0 : (qh[j] >> group & 1) << 4));
-  }
+  for (int pair = 0; pair < 4; pair++)
+    for (int j = 0; j < 32; j++) {
+      q[64 * pair + j] = qs[32 * pair + j] & 15;
+      q[64 * pair + 32 + j] = qs[32 * pair + j] >> 4;
+    }
+  if (qh == nullptr) return;
+  for (int group = 0; group < 8; group++)
+    for (int j = 0; j < 32; j++) q[32 * group + j] |= static_cast<uint8_t>((qh[j] >> group & 1) << 4);
 }
 
 void decode_q6(const uint8_t* raw, uint8_t* q) {
-  for (int i = 0; i < 256; i++) {
-    const int half = i / 128, j = i % 128;
-    const int low = raw[half * 64 + j % 64] >> (j / 64 * 4) & 15, high = raw[128 + half * 32 + j % 32] >> (j / 32 * 2) & 3;
-    q[i] = static_cast<uint8_t>((low | high << 4) - 32);
+  for (int half = 0; half < 2; half++) {
+    const uint8_t *low = raw + 64 * half, *high = raw + 128 + 32 * half;
+    for (int part = 0; part < 4; part++)
+      for (int j = 0; j < 32; j++) {
+        const int nibble = low[part % 2 * 32 + j] >> (part / 2 * 4) & 15;
+        q[128 * half + 32 * part + j] = static_cast<uint8_t>((nibble | (high[j] >> (2 * part) & 3) << 4) - 32);
+      }
   }
 }
 
@@ -86,14 +93,14 @@ void decode(Type type, const uint8_t* raw, Block& b) {
   }
 }
 
-// The words of `inputs` fields (32, or 16 for 6 bits), one lane of a panel; words are 128 bytes apart.
-void put_fields(int bits, const uint8_t* q, uint8_t* out) {
-  const uint32_t mask = (1u << bits) - 1;
-  uint32_t word[8] = {};
-  const int per_word = 32 / bits, count = bits == 6 ? 3 : bits;
+// The words of 32 fields (16 of 6 bits), one lane of a panel; words are 128 bytes apart.
+template <int BITS> void put_fields(const uint8_t* q, uint8_t* out) {
+  constexpr uint32_t mask = (1u << BITS) - 1;
+  constexpr int per_word = 32 / BITS, count = BITS == 6 ? 3 : BITS;
+  uint32_t word[count] = {};
   for (int k = 0; k < count; k++)
-    for (int j = 0; j < per_word; j++) word[k] |= (q[k * per_word + j] & mask) << (bits * j);
-  if (bits == 5) {
+    for (int j = 0; j < per_word; j++) word[k] |= (q[k * per_word + j] & mask) << (BITS * j);
+  if constexpr (BITS == 5) {
     const uint32_t a = q[30] & mask, b = q[31] & mask;
     word[0] |= (a & 3) << 30;
     word[1] |= (a >> 2 & 3) << 30;
@@ -101,9 +108,16 @@ void put_fields(int bits, const uint8_t* q, uint8_t* out) {
     word[3] |= (b >> 2 & 3) << 30;
     word[4] |= (a >> 4 | (b >> 4) << 1) << 30;
   }
-  if (bits == 6)
+  if constexpr (BITS == 6)
     for (int k = 0; k < 3; k++) word[k] |= ((q[15] & mask) >> (2 * k) & 3) << 30;
   for (int k = 0; k < count; k++) std::memcpy(out + 128 * k, &word[k], 4);
+}
+
+// Fields of `inputs` inputs from `at` on; returns where the next ones go.
+template <int BITS> uint8_t* put_run(const uint8_t* q, int inputs, uint8_t* at) {
+  constexpr int step = BITS == 6 ? 16 : 32;
+  for (int i = 0; i < inputs; i += step, at += step * BITS * kPanel / 8) put_fields<BITS>(q + i, at);
+  return at;
 }
 
 void put_word(uint8_t* out, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -115,34 +129,28 @@ void put_word(uint8_t* out, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 void put_block(Type type, const Block& b, int lane, uint8_t* out) {
   std::memcpy(out + 2 * lane, &b.d, 2);
   uint8_t* at = out + 64 + 4 * lane;
-  const auto run = [&](int bits, int inputs, const uint8_t* q) {
-    const int step = bits == 6 ? 16 : 32;
-    for (int i = 0; i < inputs; i += step, at += step * bits * kPanel / 8) put_fields(bits, q + i, at);
-  };
   switch (type) {
-    case Type::Q8_0: run(8, 32, b.q); break;
-    case Type::Q4_0: run(4, 32, b.q); break;
-    case Type::Q5_0: run(5, 32, b.q); break;
+    case Type::Q8_0: put_run<8>(b.q, 32, at); return;
+    case Type::Q4_0: put_run<4>(b.q, 32, at); return;
+    case Type::Q5_0: put_run<5>(b.q, 32, at); return;
     case Type::Q6_K:
       for (int part = 0; part < 4; part++) {
         const uint8_t* s = b.scale + 4 * part;
         put_word(at, s[0], s[1], s[2], s[3]);
-        at += 128;
-        run(6, 64, b.q + 64 * part);
+        at = put_run<6>(b.q + 64 * part, 64, at + 128);
       }
-      break;
-    default:
-      std::memcpy(out + 64 + 2 * lane, &b.m, 2);
-      at += 64;
-      if (type == Type::Q4_1) run(4, 32, b.q);
-      else if (type == Type::Q5_1) run(5, 32, b.q);
-      else
-        for (int part = 0; part < 4; part++) {
-          const uint8_t* s = b.scale + 2 * part;
-          put_word(at, s[0], s[8], s[1], s[9]);
-          at += 128;
-          run(type == Type::Q4_K ? 4 : 5, 64, b.q + 64 * part);
-        }
+      return;
+    default: break;
+  }
+  std::memcpy(out + 64 + 2 * lane, &b.m, 2);
+  at += 64;
+  if (type == Type::Q4_1) put_run<4>(b.q, 32, at);
+  if (type == Type::Q5_1) put_run<5>(b.q, 32, at);
+  if (type != Type::Q4_K && type != Type::Q5_K) return;
+  for (int part = 0; part < 4; part++) {
+    const uint8_t *s = b.scale + 2 * part, *q = b.q + 64 * part;
+    put_word(at, s[0], s[8], s[1], s[9]);
+    at = type == Type::Q4_K ? put_run<4>(q, 64, at + 128) : put_run<5>(q, 64, at + 128);
   }
 }
 
@@ -157,10 +165,11 @@ void pack_quantised(const Packed& shape, const uint8_t* const* rows, int lanes, 
     }
 }
 
-// Eight inputs at a time: a whole cache line of each lane is read and each output line is written once.
+// Some cache lines of each row at a time, so that what they become stays in the L1 cache.
 template <class T> void transpose(const Packed& shape, const uint8_t* const* rows, int lanes, T* out, bool pairs) {
-  for (int64_t i0 = 0; i0 < shape.in; i0 += 16) {
-    const int64_t i1 = i0 + 16 < shape.in ? i0 + 16 : shape.in;
+  constexpr int64_t kStep = 512 / static_cast<int64_t>(sizeof(T));
+  for (int64_t i0 = 0; i0 < shape.in; i0 += kStep) {
+    const int64_t i1 = i0 + kStep < shape.in ? i0 + kStep : shape.in;
     for (int lane = 0; lane < lanes; lane++)
       for (int64_t i = i0; i < i1; i++) {
         T value;

@@ -55,11 +55,11 @@ SLIP_INLINE i32x16 isub(i32x16 a, i32x16 b) { SLIP_EACH(i32x16, vsubq_s32(a.v[i]
 template <int N> SLIP_INLINE i32x16 shl(i32x16 a) { SLIP_EACH(i32x16, vshlq_n_s32(a.v[i], N)); }
 template <int N> SLIP_INLINE i32x16 shr(i32x16 a) {
   if constexpr (N == 0) return a;
-  else SLIP_EACH(i32x16, vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), N)));
+  else { SLIP_EACH(i32x16, vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), N))); }
 }
 template <int N> SLIP_INLINE i32x16 sar(i32x16 a) {
   if constexpr (N == 0) return a;
-  else SLIP_EACH(i32x16, vshrq_n_s32(a.v[i], N));
+  else { SLIP_EACH(i32x16, vshrq_n_s32(a.v[i], N)); }
 }
 
 SLIP_INLINE f32x16 to_f32(i32x16 a) { SLIP_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
