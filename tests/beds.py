@@ -8,6 +8,7 @@ Both implement the whole target protocol and check what callers do with it.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import ClassVar
@@ -107,12 +108,15 @@ class SlotTarget:
 
 
 class TableTarget(SlotTarget):
-    """Logits are `table[last]` or `table[one before, last]`; before the first token stands token 0."""
+    """Logits are `table[last]` or `table[one before, last]`; before the first token stands token 0.
+
+    pause: seconds that every pass takes longer, so that speculation can pay.
+    """
 
     name = "table"
 
-    def __init__(self, table: np.ndarray, max_context: int = 512, slots: int = 8):
-        self.table = np.asarray(table, np.float64)
+    def __init__(self, table: np.ndarray, max_context: int = 512, slots: int = 8, pause: float = 0.0):
+        self.table, self.pause = np.asarray(table, np.float64), pause
         self.order = self.table.ndim - 1
         super().__init__(self.table.shape[-1], max_context, slots)
 
@@ -121,6 +125,11 @@ class TableTarget(SlotTarget):
 
     def logits(self, state: object) -> np.ndarray:
         return self.table[state]
+
+    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
+        if self.pause:
+            time.sleep(self.pause)
+        return super().forward(rows)
 
     def after(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits that follow these tokens, without any cache."""

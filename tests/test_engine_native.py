@@ -119,7 +119,7 @@ def test_a_long_life_changes_no_answer(case):
 
 @pytest.mark.full
 @seed(2)
-@settings(max_examples=1500)
+@settings(max_examples=800)
 @given(case=cases)
 def test_a_long_life_changes_no_answer_many_times(case):
     check(case)

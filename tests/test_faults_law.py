@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import beds
+from slipstream.control.adaptive import Adaptive
+from slipstream.control.fixed import Fixed
 from slipstream.core.params import SamplingParams
 from slipstream.drafters import small_model
 from slipstream.drafters.small_model import SmallModel
@@ -29,14 +31,13 @@ def law() -> np.ndarray:
     return np.array([p[0, a] * p[a, b] * p[b, c] for a, b, c in product(range(3), repeat=3)])
 
 
-def counts(verifier: str, shape: str, size: int) -> np.ndarray:
+def counts(verifier: str, shape: str, size: int, controller: type = Fixed, pause: float = 0.0) -> np.ndarray:
     """How often each answer came, [27]."""
     drafter = SmallModel(beds.TableTarget(DRAFTER, slots=64), 3, classical=verifier != "coupled")
     made = beds.engine(
-        beds.TableTarget(TARGET, slots=64),
+        beds.TableTarget(TARGET, slots=64, pause=pause),
         [drafter],
-        size,
-        shape=shape,
+        controller=controller(size, shape),
         verifier=make_verifier(verifier),
         max_batch=64,
         keep_prefixes=0,
@@ -47,6 +48,7 @@ def counts(verifier: str, shape: str, size: int) -> np.ndarray:
     outputs = [output for result in results for output in result.outputs]
     assert all(output.speculation.drafter_failures == 0 for output in outputs)
     assert sum(output.speculation.num_steps for output in outputs) > 1.5 * DRAWS, "several steps each"
+    assert sum(output.speculation.num_draft_tokens for output in outputs) > 0.2 * DRAWS, "drafts were at work"
     found = np.zeros(27)
     for output in outputs:
         a, b, c = output.token_ids
@@ -67,6 +69,12 @@ CASES = [("coupled", "tree", 3), ("rejection", "chain", 2), ("rejection", "tree"
 @pytest.mark.parametrize(("verifier", "shape", "size"), CASES)
 def test_fault_04_joint_law_over_steps(verifier, shape, size):
     assert strangeness(counts(verifier, shape, size)) < 4
+
+
+@pytest.mark.parametrize(("verifier", "shape", "size"), CASES[1:])
+def test_fault_04_joint_law_while_the_controller_learns(verifier, shape, size):
+    """The adaptive controller drafts now and then, by the clock; passes are made to cost what speculation can save."""
+    assert strangeness(counts(verifier, shape, size, Adaptive, pause=0.001)) < 4
 
 
 def test_planted_law_faults_are_seen(monkeypatch):
