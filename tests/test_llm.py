@@ -58,6 +58,7 @@ def test_streams_join_to_the_answer(small):
             whole = (llm.chat if isinstance(prompt, list) else llm.generate)(prompt, params)[0].outputs[0]
             pieces = list(llm.stream(prompt, params))
             assert "".join(piece.text for piece in pieces) == whole.text
+            assert "".join(text for index, text, token_ids, finish_reason in pieces) == whole.text
             plain = list(llm.stream(prompt, params, speculation=False))
             assert [t for piece in plain for t in piece.token_ids] == whole.token_ids
             assert {source for piece in plain for source in piece.sources} == {""}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -245,10 +245,16 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class Piece:
-    """What a stream yields: new text and tokens of one answer; finish_reason on its last piece."""
+    """What a stream yields: new text and tokens of one answer; finish_reason on its last piece.
+
+    Unpacks as (index, text, token_ids, finish_reason); `sources` is beside, per token, as in CompletionOutput.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     sources: Sequence[str] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.index, self.text, self.token_ids, self.finish_reason))
