@@ -34,7 +34,7 @@ class Sampler(Protocol):
         """True when the best two scores lie within 1e-3."""
 
     def uniforms(self, purpose: str, step: int, count: int) -> NDArray[np.float64]:
-        """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step, independent of others."""
+        """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step."""
 
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the committed history."""
@@ -120,7 +120,7 @@ class Verdict:
 
     tokens: emitted tokens, the accepted ones and then the target's own (bonus or correction).
     path: indices of the accepted draft nodes, from the first level down; len(tokens) = len(path) + 1.
-    near_ties: visited positions whose best two scores lie within 1e-3 (reported by runtimes that are not row-invariant).
+    near_ties: visited positions whose best two scores lie within 1e-3 (where a runtime is not row-invariant).
     error: set when a visited node had NaN or infinite logits; tokens then holds what was decided before it.
     """
 
@@ -147,7 +147,7 @@ class Observation:
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the model's raw logits, with the most likely alternatives, best first."""
+    """Log-probability of an emitted token under the model's raw logits, and the most likely tokens, best first."""
 
     token_id: int
     logprob: float
