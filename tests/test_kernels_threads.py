@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -208,3 +209,15 @@ def test_measurements_are_plausible():
     assert 0.5 < kernels.read_bandwidth(megabytes=64, repeats=2) < 5000
     assert 1 <= kernels.choose_threads() <= native.core.usable_cores()
     json.dumps(kernels.info())
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs Debian's qemu-user")
+@pytest.mark.parametrize(("cpu", "kernels_of_it"), [("SandyBridge", "generic"), ("Haswell", "avx2")])
+def test_older_processors_compute_the_same_bits(cpu, kernels_of_it):
+    """No instruction of a wider set runs before or beside the choice: an emulated CPU without it would stop."""
+    here = python(DIGEST, SLIPSTREAM_THREADS="2").stdout.split()
+    command = ["qemu-x86_64", "-cpu", cpu, sys.executable, "-c", DIGEST]
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "SLIPSTREAM_THREADS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == [kernels_of_it, *here[1:]], done.stderr
