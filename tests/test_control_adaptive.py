@@ -113,7 +113,7 @@ class World:
 
 def best_fixed(make, **world):
     """The best of plain and all fixed chain lengths, drafting with all guessers."""
-    rates = {n: World(make() if n else [], **world).run(Fixed(n), 1500) for n in (0, 1, 2, 3, 4, 6, 8, 12, 16)}
+    rates = {n: World(make() if n else [], **world).run(Fixed(n), 700) for n in (0, 1, 2, 3, 5, 8, 16)}
     return max(rates.values())
 
 
@@ -125,9 +125,9 @@ def test_one_source_comes_close_to_the_best_fixed_length(seconds, chance, pass_t
     def make():
         return [Guesser("g", chance, seconds)]
 
-    found = World(make(), pass_time, noise=noise).run(Adaptive(16, "chain"), 1500)
+    found = World(make(), pass_time, noise=noise).run(Adaptive(16, "chain"), 1000)
     best = best_fixed(make, pass_time=pass_time, noise=noise)
-    assert found >= (0.9 if noise else 0.94) * best, f"{found:.3f} of {best:.3f}"
+    assert found >= (0.85 if noise else 0.94) * best, f"{found:.3f} of {best:.3f}"
 
 
 @pytest.mark.parametrize("seconds", [0.00005, 0.001, 0.004, 0.02])
@@ -179,9 +179,10 @@ def test_batches_stop_drafting_when_rows_are_dear():
     alone = World([Guesser("g", 0.6, 0.00001)], stairs)
     alone.run(Adaptive(8, "chain"), 500)
     crowd = World([Guesser("g", 0.6, 0.00001)], steep, rows=8)
-    crowd.run(Adaptive(8, "chain"), 500)
+    speed = crowd.run(Adaptive(8, "chain"), 500)
     assert alone.drafted > 500
-    assert crowd.drafted < 0.1 * 8 * 500
+    assert crowd.drafted < 0.15 * 8 * 500
+    assert speed > 0.93
 
 
 def test_initial_costs_are_used_before_anything_is_measured():

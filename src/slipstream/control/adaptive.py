@@ -47,10 +47,14 @@ class Adaptive:
         self._asked: dict[str, int] = {}
         self._offers: dict[int, Sequence[Offers]] = {}
         self._since_plain = 0
+        # Rows for which each source was asked, in the step before and in this one.
+        self._before: dict[str, set[int]] = {}
+        self._now: dict[str, set[int]] = {}
 
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """Full room for drafters whose time is worth it, none for the others."""
         self._offers, self._asked = {}, {}
+        self._before, self._now = self._now, {}
         count = sum(row.speculate for row in rows)
         none = [Limit(0, 0) for _ in rows]
         self._since_plain += 1
@@ -76,6 +80,8 @@ class Adaptive:
             self.sources.setdefault(name, Source(name))
         asked = [name for name in names if self._asked.get(name, 1) and any(limit.nodes for limit in limits)]
         chances = [[self.calibrator.chances(offer) for offer in of_row] for of_row in offers]
+        for name in asked:
+            self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.nodes}
         depths = {name: self._saw(name, offers, chances, limits) for name in asked}
         trees = [self._tree(of_row, beliefs) for of_row, beliefs in zip(offers, chances, strict=True)]
         drafting = {name: self.sources[name].seconds(depths[name]) for name in asked}
@@ -130,7 +136,8 @@ class Adaptive:
                     asked_depth = max(asked_depth, limit.of(name).depth)
         depth = max((len(path) for path in paths), default=0)
         mean = [sum(path[d] for path in paths if d < len(path)) / len(paths) for d in range(depth)]
-        self.sources[name].saw(seconds, mean, asked_depth)
+        cold = not self._now[name] <= self._before.get(name, set())
+        self.sources[name].saw(seconds, mean, asked_depth, cold)
         return depth
 
     def _judge(

@@ -12,7 +12,7 @@ PROBE_SHARE = 0.007
 """Share of the time that may go into asking a drafter that does not pay, to see whether it pays again."""
 TRIALS = 3
 """Times a drafter is asked before it is judged."""
-START_DEPTH = 3
+START_DEPTH = 2
 """Depth of the first questions."""
 PROBE_DEPTH = 2
 DEEPER_EVERY = 16
@@ -55,6 +55,7 @@ class Source:
         self.credit = 0.0
         """Seconds that probes may spend."""
         self.price = 0.0
+        self.pair = False
         self.probing = False
         self.free = False
         """Too cheap to be judged."""
@@ -76,7 +77,7 @@ class Source:
 
     def best_depth(self, deepest: int, rows: int, curve: CostCurve) -> int:
         """The chain depth with the largest expected tokens per second if this source drafts alone, at least 1."""
-        if not self.reach:
+        if not (self.reach and self.cost.known):
             return min(deepest, START_DEPTH)
         passes = curve.table(rows * (deepest + 1))
         best, best_rate, tokens = 1, 0.0, 1.0
@@ -101,25 +102,39 @@ class Source:
         self.probing = False
         # Beyond the depths it has shown the cost is a guess; a source that is cheap so far may show what it has.
         shown = min(deepest, self.cost.largest)
-        self.free = self.asked > 0 and self.seconds(shown) <= FREE_SHARE * curve.at(rows)
+        self.free = self.cost.known and self.seconds(shown) <= FREE_SHARE * curve.at(rows)
         if self.free:
             return deepest
         depth = self.best_depth(deepest, rows, curve)
         if self.asked < TRIALS or self.gain() >= 1.0:
             return min(deepest, depth + 2) if self.asked % DEEPER_EVERY == DEEPER_EVERY - 1 else depth
+        return self._probe(depth)
+
+    def _probe(self, depth: int) -> int:
+        """Depth of a probe if one is due. After a pause a drafter first catches up, so probes come in pairs."""
         if self.seconds(depth) > self.credit:
             depth = min(depth, PROBE_DEPTH)
-        self.price = self.seconds(depth)
-        if self.credit < self.price:
+        if self.pair:
+            self.pair = False
+        elif self.credit >= self.seconds(depth):
+            self.pair = True
+        else:
             return 0
-        self.credit -= self.price
         self.probing = True
         return depth
 
-    def saw(self, seconds: float, path: Sequence[float], asked_depth: int) -> None:
-        """An answer: the time it took for all rows, and the mean reach by depth of what was offered."""
+    def saw(self, seconds: float, path: Sequence[float], asked_depth: int, cold: bool) -> None:
+        """An answer: the time it took for all rows, and the mean reach by depth of what was offered.
+
+        cold: the drafter had to read tokens of rows it was not asked for in the step before; such a time says nothing
+        about the next one.
+        """
         self.asked += 1
-        self.cost.observe(max(len(path), 1), seconds)
+        if not cold:
+            self.cost.observe(max(len(path), 1), seconds)
+        if self.probing:
+            self.price = seconds
+            self.credit -= seconds
         keep = PROBE_SMOOTHING if self.probing else SMOOTHING
         for depth in range(asked_depth):
             reach = path[depth] if depth < len(path) else 0.0
@@ -143,4 +158,4 @@ class Source:
 
     def pass_time(self, seconds: float) -> None:
         """Credit for probes while it is not asked."""
-        self.credit = min(self.credit + PROBE_SHARE * seconds, 2.0 * self.seconds(PROBE_DEPTH))
+        self.credit = min(self.credit + PROBE_SHARE * seconds, self.seconds(START_DEPTH))

@@ -19,6 +19,7 @@ DOUBTFUL = 5
 DOUBTFUL_AFTER = 100
 """A size measured fewer times than that is forgotten sooner: one bad time must not rule it out for long."""
 BEYOND = 0.5
+"""Part of the rise seen so far that is expected of sizes beyond the largest measured one."""
 CHANGE = 0.03
 """Relative change of a level that makes the table worth rebuilding."""
 
@@ -26,7 +27,7 @@ CHANGE = 0.03
 class CostCurve:
     """Seconds as a function of a whole number (token rows of a pass, depth of a draft), never falling.
 
-    Between sizes that were measured the ratio to a prior shape is interpolated, beyond them it is kept. The shape is
+    From each size that was measured to the next the costs follow a prior shape, scaled to the lower one. The shape is
     1 + slope * (n - 1), or `initial`: seconds by size from an earlier measurement, which count until sizes near them
     are measured. A larger size that measured faster is pooled with its neighbours: what is cheaper for more work is
     noise.
@@ -109,7 +110,11 @@ class CostCurve:
             measured = sorted(self._times)
             levels = _pooled([(self._level[n], len(self._times[n])) for n in measured])
             ratios = np.array(levels) / self._shape(np.array(measured, dtype=np.float64))
-            shape = shape * np.interp(sizes, measured, ratios)
+            # Between two measured sizes the hopeful assumption is the cost of the lower one: real curves have steps,
+            # and a size believed to be dear would never be tried.
+            below = np.maximum(np.searchsorted(measured, sizes, side="right") - 1, 0)
+            above = np.append(levels, np.inf)[np.searchsorted(measured, sizes, side="left")]
+            shape = np.minimum(shape * ratios[below], above)
             if len(measured) > 1:
                 # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful
                 # enough to find out that more is free, not so hopeful as to try every size in turn.
