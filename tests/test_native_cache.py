@@ -169,6 +169,66 @@ def test_fault_12_the_context_end_is_an_error_not_an_overrun():
         subject.prefill(slot, [1])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_traffic_keeps_every_slot_its_own(seed):
+    """400 random openings, forks, truncations, writes and closings against plain lists; nothing leaks at the end."""
+    rng = np.random.default_rng(seed)
+    pool = BlockPool(24, BLOCK)
+    slots = Slots(pool, 6, 5 * BLOCK)
+    expected: dict[int, list[float]] = {}
+
+    def write(slot: int, count: int) -> None:
+        slots.reserve(slot, slots.lengths[slot] + count)
+        blocks, offsets = slots.places(slot, count)
+        values = rng.random(count, np.float32)
+        pool.data[blocks, offsets] = values
+        slots.grow(slot, count)
+        expected[slot] += values.tolist()
+
+    def act(action: int, slot: int) -> None:
+        length = slots.lengths[slot]
+        if action == 0:
+            fork = slots.fork(slot, int(rng.integers(0, length + 1)))
+            expected[fork] = expected[slot][: slots.lengths[fork]]
+        elif action == 1:
+            slots.truncate(slot, int(rng.integers(0, length + 1)))
+            del expected[slot][slots.lengths[slot] :]
+        elif action == 2:
+            slots.close(slot)
+            del expected[slot]
+        else:
+            write(slot, int(rng.integers(1, 40)))
+
+    refused = 0
+    for _ in range(400):
+        try:
+            if not expected or rng.random() < 0.1:
+                expected[slots.open()] = []
+            else:
+                act(int(rng.integers(0, 8)), int(rng.choice(list(expected))))
+        except InputError:
+            refused += 1
+        slots.check()
+        for slot, values in expected.items():
+            place = np.arange(len(values))
+            assert pool.data[slots.tables[slot, place // BLOCK], place % BLOCK].tolist() == values
+    assert refused < 300
+    for slot in list(expected):
+        slots.close(slot)
+    assert pool.used == 0
+    assert slots.free == 6
+
+
+def test_planted_write_without_a_copy_is_seen(monkeypatch):
+    """A fork that writes into a shared block changes the other's content."""
+    monkeypatch.setattr(BlockPool, "own", lambda self, block: block)
+    subject = target("llama")
+    slot = opened(subject, tokens(40, 1))
+    before = cache_of(subject, slot)
+    subject.prefill(subject.fork(slot, 35), tokens(5, 2))
+    assert not same_bits(cache_of(subject, slot), before)
+
+
 def test_planted_double_free_and_leak_are_seen():
     subject = target("llama")
     slot = opened(subject, tokens(40, 1))
@@ -185,6 +245,23 @@ def test_debug_runs_refuse_a_path_that_skips_a_node():
     subject.forward([RowInput(slot, 1, chain([2, 3, 4]))])
     with pytest.raises(AssertionError, match="skips a node"):
         subject.commit([[0, 2]])
+
+
+def test_a_slot_that_changed_since_the_pass_cannot_be_committed():
+    """Its blocks may belong to another request by then."""
+    subject = target("llama")
+    slot = opened(subject, tokens(64, 1))
+    subject.forward([RowInput(slot, 1, chain([2, 3]))])
+    subject.truncate(slot, 64)
+    with pytest.raises(InputError, match="truncated or closed"):
+        subject.commit([[0, 1]])
+    subject.forward([RowInput(slot, 1)])
+    subject.close(slot)
+    with pytest.raises(InputError, match="not open"):
+        subject.commit([[]])
+    for wrong in (slot, 99, -1):
+        with pytest.raises(InputError, match="not open"):
+            subject.forward([RowInput(wrong, 1)])
 
 
 def test_bad_rows_are_refused():

@@ -176,7 +176,10 @@ class Slots:
         assert self.lengths[slot] <= self._held[slot] * BLOCK, "KV positions counted that were never reserved"
 
     def places(self, slot: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Block and offset, int32 [count] each, of the `count` positions after the slot's length."""
+        """Block and offset, int32 [count] each, of the `count` positions after the slot's length; reserved before."""
+        self.require(slot)
+        if self.lengths[slot] + count > self._held[slot] * BLOCK:
+            raise InputError(f"slot {slot} was truncated or closed since its last pass; run the pass again")
         positions = np.arange(self.lengths[slot], self.lengths[slot] + count, dtype=np.int32)
         return self.tables[slot, positions // BLOCK], positions % BLOCK
 

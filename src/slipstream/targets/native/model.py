@@ -124,7 +124,7 @@ class NativeTarget:
     def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
         """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
         self._check_tokens(tokens)
-        self._slots.reserve(slot, self._slots.lengths[slot] + len(tokens))
+        self._slots.reserve(slot, self.length(slot) + len(tokens))
         ids = np.asarray(tokens, np.int32)
         features = np.empty((len(ids), self.features_width), np.float32) if self.features_width else None
         self._pending = []
@@ -170,7 +170,7 @@ class NativeTarget:
             parents += [-1, *(base + 1 + parent for parent in row.draft.parents)]
             first.append(len(tokens))
             deepest = max(row.draft.depths(), default=0)
-            self._slots.reserve(row.slot, self._slots.lengths[row.slot] + 1 + deepest)
+            self._slots.reserve(row.slot, self.length(row.slot) + 1 + deepest)
         self._check_tokens(tokens)
         slots = [row.slot for row in rows]
         if not slots or len(set(slots)) != len(slots):
