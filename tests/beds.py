@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from slipstream.control.fixed import Fixed
-from slipstream.core.errors import InputError
+from slipstream.core.errors import CacheFullError, InputError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import CompletionOutput, Limit, Observation, Offers, Row
@@ -38,6 +38,8 @@ class SlotTarget:
         self.pending: list[RowInput] | None = None
         self.passes: list[int] = []
         self.prefilled = 0
+        self.capacity = 10**9
+        """Tokens that all slots together can hold, those of the last pass included."""
 
     def open(self) -> int:
         if not self.free:
@@ -65,13 +67,19 @@ class SlotTarget:
 
     def prefill(self, slot: int, tokens: Sequence[int]) -> None:
         assert len(self.cache[slot]) + len(tokens) < self.max_context
+        self.require(len(tokens))
         self.prefilled += len(tokens)
         for token in tokens:
             self.keep(slot, self.node(slot, [int(token)]))
             self.cache[slot].append(int(token))
 
+    def require(self, more: int) -> None:
+        if sum(map(len, self.cache.values())) + more > self.capacity:
+            raise CacheFullError(f"the cache of {self.capacity} tokens is full")
+
     def forward(self, rows: Sequence[RowInput]) -> PassOutput:
         assert len({row.slot for row in rows}) == len(rows), "a slot appears twice in one pass"
+        self.require(sum(1 + len(row.draft) for row in rows))
         self.passes.append(sum(1 + len(row.draft) for row in rows))
         self.pending, self.aside, logits = list(rows), [], []
         for row in rows:

@@ -14,6 +14,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
+from slipstream.targets.native import model
 from slipstream.targets.native.kv import BlockPool
 
 VOCABULARY = 101
@@ -49,6 +50,7 @@ cases = st.fixed_dictionaries(
         "nodes": st.integers(1, 9),
         "adaptive": st.booleans(),
         "max_batch": st.integers(1, 4),
+        "blocks": st.sampled_from([5, 7, 11, 40]),
     }
 )
 
@@ -64,8 +66,10 @@ def make_drafter(name: str):
 
 
 def live(case: dict) -> list:
-    """Carry out the actions; returns the requests that ran to their end."""
-    target = native_beds.target(max_context=CONTEXT)
+    """Carry out the actions; returns the requests that ran to their end. Memory is for one full row, or more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_pool_blocks", lambda *_: case["blocks"])
+        target = native_beds.target(max_context=CONTEXT)
     controller = (Adaptive if case["adaptive"] else Fixed)(case["nodes"], case["shape"])
     used = [make_drafter(name) for name in case["drafters"]]
     made = beds.engine(target, used, controller=controller, max_batch=case["max_batch"], keep_prefixes=2)

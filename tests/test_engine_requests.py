@@ -124,6 +124,40 @@ def test_kept_prefixes_hold_no_more_than_one_context():
     assert [len(kept) for kept in target.cache.values()] == [63]
 
 
+@pytest.mark.parametrize("capacity", [40, 45, 60, 90, 200])
+def test_a_full_cache_makes_rows_wait_and_changes_no_answer(capacity):
+    target = beds.TableTransformer()
+    target.capacity = capacity
+    drafter = beds.random_tree(16, 1)
+    made = beds.engine(target, [drafter], 6, shape="tree", max_batch=4)
+    prompts = [[1, 2, 3], [4] * 10, [5, 6] * 9, [7], [1, 2, 3, 4], [8, 9]]
+    results = made.run([made.add(prompt, SamplingParams(max_tokens=20)) for prompt in prompts])
+    for prompt, result in zip(prompts, results, strict=True):
+        expected = beds.answer(beds.engine(beds.TableTransformer()), prompt, max_tokens=20)
+        assert result.outputs[0].token_ids == expected.token_ids
+        assert result.outputs[0].finish_reason == "length"
+    assert_empty(target, drafter, made)
+
+
+def test_a_row_that_the_empty_cache_cannot_hold_ends_with_an_error():
+    target = beds.TableTransformer()
+    target.capacity = 30
+    drafter = beds.random_tree(16, 1)
+    made = beds.engine(target, [drafter], 6)
+    small, growing, large = (
+        made.add([1] * size, SamplingParams(max_tokens=count)) for size, count in ((5, 6), (20, 30), (40, 3))
+    )
+    made.run([small, growing, large])
+    assert [request.answers[0].finish_reason for request in (small, growing, large)] == ["length", "error", "error"]
+    assert (
+        growing.answers[0].row.output
+        == beds.answer(beds.engine(beds.TableTransformer()), [1] * 20, max_tokens=growing.answers[0].count).token_ids
+    )
+    assert growing.answers[0].count > 5
+    assert "30 tokens is full" in growing.error
+    assert_empty(target, drafter, made)
+
+
 def test_nothing_is_reused_of_targets_that_are_not_row_invariant():
     target, _, made = make()
     target.row_invariant = False

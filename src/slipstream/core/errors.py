@@ -13,6 +13,10 @@ class ContextLengthError(InputError):
     """The prompt does not fit into the model's context."""
 
 
+class CacheFullError(InputError):
+    """No memory is left for further rows of the KV cache; what was in it is untouched."""
+
+
 class ModelError(SlipstreamError):
     """A model that cannot be found, fetched, read or run, with the reason."""
 

@@ -21,12 +21,12 @@ log = logging.getLogger("slipstream")
 
 
 class Batch:
-    """Running answers, in the order of their rows."""
+    """Running answers, in the order of their rows. draft: False when there is no memory to draft now."""
 
-    def __init__(self, answers: Sequence[Answer], vocab_size: int, max_context: int) -> None:
+    def __init__(self, answers: Sequence[Answer], max_context: int, draft: bool = True) -> None:
         self.answers = list(answers)
         self.rows: list[Row] = [answer.row for answer in answers]
-        self._vocab_size, self._max_context = vocab_size, max_context
+        self._max_context, self._draft = max_context, draft
 
     def clip(self, limits: Sequence[Limit]) -> list[Limit]:
         """The controller's limits, within the room each row has left.
@@ -36,7 +36,7 @@ class Batch:
         """
         clipped = []
         for answer, limit in zip(self.answers, limits, strict=True):
-            if not answer.row.speculate or limit.nodes <= 0:
+            if limit.nodes <= 0 or not (self._draft and answer.row.speculate):
                 clipped.append(Limit(0, 0))
                 continue
             inside = limit.within(answer.room - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import statistics
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from slipstream.control.base import Controller
-from slipstream.core.errors import ContextLengthError, InputError, SlipstreamError
+from slipstream.core.errors import CacheFullError, ContextLengthError, InputError, SlipstreamError
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Piece, RequestOutput, Row
 from slipstream.drafters.base import Drafter
@@ -126,12 +127,39 @@ class Engine:
         try:
             while (answer := self._scheduler.next()) is not None:
                 self._start(answer)
-            running = self._scheduler.running
-            if running:
-                self._run(Batch(running, self.target.vocab_size, self.target.max_context))
+            self._pass()
         except BaseException as error:
             self._abort(f"{type(error).__name__}: {error}")
             raise
+
+    def _pass(self) -> None:
+        """One pass over what runs. Without memory for it, kept prefixes go first, then drafts, then the last row."""
+        running, draft = self._scheduler.running, True
+        while running:
+            try:
+                self._run(Batch(running, self.target.max_context, draft))
+                break
+            except CacheFullError as error:
+                if self._slots.forget():
+                    continue
+                if not draft:
+                    self._preempt(running[-1], error)
+                draft = False
+
+    def _preempt(self, answer: Answer, error: CacheFullError) -> None:
+        """The row gives its memory back and starts again later from its tokens; alone, it cannot go on."""
+        if len(self._scheduler.running) == 1:
+            answer.finish(End(ERROR, str(error)))
+        self._leave(answer)
+        self._drop(answer.row)
+        if not answer.finish_reason:
+            self._scheduler.put_back(answer)
+
+    def _drop(self, row: Row) -> None:
+        """Give back the row's slot, whose content is not known, if it has one."""
+        if row.slot >= 0:
+            self._slots.drop(row.slot)
+            row.slot = -1
 
     def _run(self, batch: Batch) -> None:
         clock = Clock()
@@ -146,32 +174,39 @@ class Engine:
         self._check(batch)
 
     def _start(self, answer: Answer) -> None:
-        """Read the prompt, but for its last token, and let the drafters know."""
-        row, request, started = answer.row, answer.request, time.perf_counter()
-        prompt = row.tokens[:-1]
-        row.slot, reused = self._slots.take(row.tokens)
-        request.timing.reused_tokens += reused
+        """Read the row's tokens, but for the anchor, and let the drafters know."""
+        row, started = answer.row, time.perf_counter()
         try:
-            for done in range(reused, len(prompt), PREFILL_CHUNK):
-                if request.progress is not None:
-                    request.progress(done, len(prompt))
-                self.target.prefill(row.slot, prompt[done : done + PREFILL_CHUNK])
-            if request.progress is not None:
-                request.progress(len(prompt), len(prompt))
+            self._read(answer)
         except SlipstreamError as error:
-            answer.finish(End(ERROR, str(error)))
-            self._scheduler.remove(answer)
-            self._slots.drop(row.slot)
+            self._drop(row)
+            waits = isinstance(error, CacheFullError) and (self._slots.forget() or len(self._scheduler.running) > 1)
+            if waits:
+                self._scheduler.put_back(answer)
+            else:
+                answer.finish(End(ERROR, str(error)))
+                self._scheduler.remove(answer)
             return
         for drafter in self._parts.drafters if row.speculate else ():
             drafter.begin(row)
-        request.timing.prefill_s += time.perf_counter() - started
+        answer.request.timing.prefill_s += time.perf_counter() - started
+
+    def _read(self, answer: Answer) -> None:
+        row, request, tokens = answer.row, answer.request, answer.row.tokens[:-1]
+        row.slot, reused = self._slots.take(row.tokens)
+        request.timing.reused_tokens += 0 if answer.count else reused
+        for done in range(reused, len(tokens), PREFILL_CHUNK):
+            if request.progress is not None:
+                request.progress(done, len(tokens))
+            self.target.prefill(row.slot, tokens[done : done + PREFILL_CHUNK])
+        if request.progress is not None:
+            request.progress(len(tokens), len(tokens))
 
     def _finish(self, answer: Answer) -> None:
         self._estimate(answer)
         self._leave(answer)
         if answer.finish_reason == ERROR:
-            self._slots.drop(answer.row.slot)
+            self._drop(answer.row)
         else:
             self._slots.park(answer.row.slot)
 
@@ -196,8 +231,9 @@ class Engine:
         if self.target.length(row.slot) + 2 > self.target.max_context:
             return
         started = time.perf_counter()
-        self.target.forward([RowInput(row.slot, row.tokens[-1])])
-        self._plain_steps.append(time.perf_counter() - started)
+        with contextlib.suppress(CacheFullError):
+            self.target.forward([RowInput(row.slot, row.tokens[-1])])
+            self._plain_steps.append(time.perf_counter() - started)
 
     def cancel(self, request: Request) -> None:
         """End what is left of a request now; its slots are free again. Safe for requests that are done."""
@@ -217,8 +253,7 @@ class Engine:
             if not answer.finish_reason:
                 answer.finish(End(ERROR, reason))
             self._leave(answer)
-            if answer.row.slot >= 0:
-                self._slots.drop(answer.row.slot)
+            self._drop(answer.row)
 
     def stream(self, request: Request) -> Iterator[Piece]:
         """Pieces of one request as they come, other requests running along; leaving early cancels it."""

@@ -9,12 +9,13 @@ from slipstream.engine.request import Answer
 
 
 class Scheduler:
-    """Answers wait in order and run until they end."""
+    """Answers wait in order and run until they end, or until they must wait again for memory."""
 
     def __init__(self, max_batch: int) -> None:
         self.max_batch = max_batch
         self.waiting: deque[Answer] = deque()
         self.running: list[Answer] = []
+        self._full = False
 
     @property
     def idle(self) -> bool:
@@ -27,17 +28,22 @@ class Scheduler:
 
     def next(self) -> Answer | None:
         """The answer to start now, if a row is free; it is running from here on."""
-        if not self.waiting or len(self.running) >= self.max_batch:
+        if not self.waiting or len(self.running) >= self.max_batch or (self._full and self.running):
             return None
         answer = self.waiting.popleft()
         self.running.append(answer)
         return answer
 
-    def remove(self, answer: Answer) -> bool:
-        """Take an answer out; True when it was running."""
+    def remove(self, answer: Answer) -> None:
+        """Take an answer out, wherever it is."""
         if answer in self.running:
             self.running.remove(answer)
-            return True
-        if answer in self.waiting:
+            self._full = False
+        elif answer in self.waiting:
             self.waiting.remove(answer)
-        return False
+
+    def put_back(self, answer: Answer) -> None:
+        """There is no memory for this answer now: it is the next to start, once another one has ended."""
+        self.remove(answer)
+        self.waiting.appendleft(answer)
+        self._full = True

@@ -85,7 +85,9 @@ class SlotPool:
         self._running.pop(slot, None)
         self._target.close(slot)
 
-    def forget(self) -> None:
-        """Give back all idle slots."""
+    def forget(self) -> bool:
+        """Give back all idle slots; False when there were none."""
+        had = bool(self._idle)
         while self._idle:
             self._target.close(self._idle.popitem()[0])
+        return had

@@ -38,7 +38,8 @@ class Target(Protocol):
 
     The cache of a slot holds committed tokens only. `forward` may keep the rows of the last pass aside; `commit` keeps
     those of the anchor and of the accepted path (after it the length has grown by 1 + len(path)); everything else is
-    dropped. Between steps: length(slot) = committed tokens of the row, the anchor not among them.
+    dropped. Between steps: length(slot) = committed tokens of the row, the anchor not among them. Without memory for
+    further rows `prefill` and `forward` raise CacheFullError and keep what was there; `commit` never does.
     """
 
     name: str

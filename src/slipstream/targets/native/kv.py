@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.core.errors import InputError, ModelError
+from slipstream.core.errors import CacheFullError, InputError, ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,14 +50,14 @@ class BlockPool:
         return self.touched - len(self._free)
 
     def take(self) -> int:
-        """A block that nobody else holds. Raises InputError when all are taken."""
+        """A block that nobody else holds. Raises CacheFullError when all are taken."""
         if self._free:
             block = self._free.pop()
         elif self.touched < self.capacity:
             block = self.touched
             self.touched += 1
         else:
-            raise InputError(
+            raise CacheFullError(
                 f"the KV cache is full ({self.capacity} blocks of {BLOCK} tokens); "
                 "run fewer or shorter requests at once, or load the model with a larger cache"
             )
