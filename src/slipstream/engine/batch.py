@@ -39,9 +39,11 @@ class Batch:
             if limit.nodes <= 0 or not (self._draft and answer.row.speculate):
                 clipped.append(Limit(0, 0))
                 continue
-            inside = limit.within(answer.room - 1)
-            inside.nodes = min(inside.nodes, self._max_context - len(answer.row.tokens) - 1)
-            clipped.append(inside)
+            room, space = answer.room - 1, self._max_context - len(answer.row.tokens) - 1
+            if limit.depth > room or limit.nodes > space:
+                limit = limit.within(room)
+                limit.nodes = min(limit.nodes, space)
+            clipped.append(limit)
         return clipped
 
     def fit(self, drafts: Sequence[Draft], limits: Sequence[Limit]) -> list[Draft]:
