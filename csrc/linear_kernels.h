@@ -47,28 +47,31 @@ template <int B, bool SIGNED, int K> SLIP_INLINE f32x16 field(i32x16 u) {
   else return to_f32(iand(shr<low>(u), ibcast((1 << B) - 1)));
 }
 
-// Where a walk reads: words and halves of a panel, or of its upper 16 outputs.
-struct Cursor {
+// Where a walk reads: words and halves of a panel, or of its upper 16 outputs; and whether it prefetches.
+template <bool PREFETCH> struct Cursor {
+  static constexpr bool kPrefetch = PREFETCH;
   const uint8_t *words, *halves;
 };
-SLIP_INLINE Cursor cursor(const Packed& w, int64_t panel, int tile) {
+template <bool PREFETCH> SLIP_INLINE Cursor<PREFETCH> cursor(const Packed& w, int64_t panel, int tile) {
   const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes();
   return {p + 64 * tile, p + 32 * tile};
 }
 
 // One line of words: vector t belongs to panel t / 2.
 template <int N> struct Words { i32x16 v[N]; };
-template <int N, size_t AHEAD = kAhead> SLIP_INLINE Words<N> words(const Cursor* p, size_t offset) {
+template <int N, size_t AHEAD = kAhead, class C> SLIP_INLINE Words<N> words(const C* p, size_t offset) {
   Words<N> r;
   SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2].words + offset + 64 * (t % 2));
-  SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + AHEAD + 64 * (t % 2));
+  if constexpr (C::kPrefetch)
+    SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + AHEAD + 64 * (t % 2));
   return r;
 }
-template <int N> SLIP_INLINE Vectors<N> halves(const Cursor* p, size_t offset) {
+template <int N, class C> SLIP_INLINE Vectors<N> halves(const C* p, size_t offset) {
   Vectors<N> r;
   SLIP_UNROLL for (int t = 0; t < N; t++)
     r.v[t] = load_f16(reinterpret_cast<const uint16_t*>(p[t / 2].halves + offset + 32 * (t % 2)));
-  SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2].halves + offset + kAhead);
+  if constexpr (C::kPrefetch)
+    SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2].halves + offset + kAhead);
   return r;
 }
 
@@ -100,8 +103,8 @@ template <class W> constexpr bool wide() { return kPairs && W::kLight; }
 constexpr size_t field_bytes(int bits, int inputs) { return static_cast<size_t>(bits) * inputs * kPanel / 8; }
 
 // 32 inputs of 4, 5 or 8 bits with one scale.
-template <int B, bool SIGNED, int N, bool MIN, class F>
-SLIP_INLINE void fields32(const Cursor* p, size_t offset, const Scale<N, MIN>& s, int64_t i, F&& f) {
+template <int B, bool SIGNED, int N, bool MIN, class C, class F>
+SLIP_INLINE void fields32(const C* p, size_t offset, const Scale<N, MIN>& s, int64_t i, F&& f) {
   if constexpr (B == 5) {
     Words<N> top[5], first, second;
     for (int k = 0; k < 5; k++) {
@@ -122,8 +125,8 @@ SLIP_INLINE void fields32(const Cursor* p, size_t offset, const Scale<N, MIN>& s
 }
 
 // 16 signed inputs of 6 bits with one scale.
-template <int N, class F>
-SLIP_INLINE void fields16(const Cursor* p, size_t offset, const Scale<N, false>& s, int64_t i, F&& f) {
+template <int N, class C, class F>
+SLIP_INLINE void fields16(const C* p, size_t offset, const Scale<N, false>& s, int64_t i, F&& f) {
   Words<N> top[3], rest;
   for (int k = 0; k < 3; k++) {
     const Words<N> u = words<N>(p, offset + 128 * k);
@@ -139,7 +142,7 @@ SLIP_INLINE void fields16(const Cursor* p, size_t offset, const Scale<N, false>&
 // for the N / 2 panels that p points to. begin is a multiple of kChunk.
 struct WalkF32 {
   static constexpr bool kLight = true;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) {
       const Words<N> u = words<N, kFarAhead>(p, 128 * static_cast<size_t>(i));
       Vectors<N> w;
@@ -151,14 +154,14 @@ struct WalkF32 {
 
 struct WalkF16 {
   static constexpr bool kLight = true;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) f(i, halves<N>(p, 64 * static_cast<size_t>(i)));
   }
 };
 
 struct WalkBF16 {
   static constexpr bool kLight = true;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     int64_t i = begin;
     _Pragma("GCC unroll 2") for (; i + 1 < end; i += 2) {
       const Words<N> u = words<N, kFarAhead>(p, 64 * static_cast<size_t>(i));
@@ -179,7 +182,7 @@ struct WalkBF16 {
 // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 template <int B, bool MIN> struct WalkQ {
   static constexpr bool kLight = B != 5;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t head = MIN ? 128 : 64, block = head + field_bytes(B, 32);
     for (int64_t i = begin; i < end; i += 32) {
       const size_t at = static_cast<size_t>(i / 32) * block;
@@ -194,7 +197,7 @@ template <int B, bool MIN> struct WalkQ {
 // Q4_K, Q5_K. d*scale and dmin*min are exact; d*q - dmin*min = fma(q, d, -(dmin*min)) since d*q is exact too.
 template <int B> struct WalkK {
   static constexpr bool kLight = false;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t fields = field_bytes(B, 32), part = 128 + 2 * fields, block = 128 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
       const size_t base = static_cast<size_t>(i / 256) * block, at = base + 128 + static_cast<size_t>(i % 256 / 64) * part;
@@ -215,7 +218,7 @@ template <int B> struct WalkK {
 
 struct WalkQ6K {
   static constexpr bool kLight = false;
-  template <int N, class F> static SLIP_INLINE void walk(const Cursor* p, int64_t begin, int64_t end, F&& f) {
+  template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t part = 128 + field_bytes(6, 64), block = 64 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
       const size_t base = static_cast<size_t>(i / 256) * block, at = base + 64 + static_cast<size_t>(i % 256 / 64) * part;
@@ -251,8 +254,8 @@ SLIP_INLINE void put(const LinearArgs& a, int64_t row, int64_t first, const f32x
 template <class W, int N, int ROWS>
 __attribute__((noinline)) void fused(const LinearArgs& a, int64_t panel, int tile) {
   constexpr int panels = (N + 1) / 2;
-  Cursor p[panels];
-  for (int k = 0; k < panels; k++) p[k] = cursor(a.w, panel + k, tile);
+  Cursor<true> p[panels];
+  for (int k = 0; k < panels; k++) p[k] = cursor<true>(a.w, panel + k, tile);
   const float* x[ROWS];
   for (int r = 0; r < ROWS; r++) x[r] = a.x + (ROWS <= kExactRows || r < a.m ? r : a.m - 1) * a.ldx;
   f32x16 acc[ROWS][N];
@@ -268,16 +271,22 @@ __attribute__((noinline)) void fused(const LinearArgs& a, int64_t panel, int til
       if (ROWS <= kExactRows || r < a.m) put(a, r, panel * kPanel + 16 * (tile + t), acc[r][t]);
 }
 
+// What to prefetch while computing, bytes per input.
+struct Ahead {
+  const uint8_t* from;
+  int64_t step;
+};
+
 // acc[ROWS][32] += x[ROWS][n] w[n][32], for TILES * 16 of the 32 columns.
 template <int TILES, int ROWS>
-void micro(const float* w, const float* x, int64_t ldx, int64_t n, float* out, bool first, const uint8_t* ahead) {
+void micro(const float* w, const float* x, int64_t ldx, int64_t n, float* out, bool first, Ahead ahead) {
   f32x16 acc[ROWS][TILES];
   SLIP_UNROLL for (int r = 0; r < ROWS; r++)
     SLIP_UNROLL for (int t = 0; t < TILES; t++) acc[r][t] = first ? zero() : load(out + r * kPanel + 16 * t);
   for (int64_t i = 0; i < n; i++) {
-    if (ahead != nullptr) {
-      prefetch(ahead + 128 * i);
-      if (TILES > 1) prefetch(ahead + 128 * i + 64);
+    if (ahead.from != nullptr) {
+      prefetch(ahead.from + ahead.step * i);
+      if (TILES > 1 && ahead.step > 64) prefetch(ahead.from + ahead.step * i + 64);
     }
     f32x16 wv[TILES];
     SLIP_UNROLL for (int t = 0; t < TILES; t++) wv[t] = load(w + kPanel * i + 16 * t);
@@ -290,7 +299,7 @@ void micro(const float* w, const float* x, int64_t ldx, int64_t n, float* out, b
     SLIP_UNROLL for (int t = 0; t < TILES; t++) store(out + r * kPanel + 16 * t, acc[r][t]);
 }
 
-using Micro = void (*)(const float*, const float*, int64_t, int64_t, float*, bool, const uint8_t*);
+using Micro = void (*)(const float*, const float*, int64_t, int64_t, float*, bool, Ahead);
 template <int... K> constexpr auto micro_table(std::integer_sequence<int, K...>) {
   struct { Micro rows[sizeof...(K)]; } table = {{micro<kMicroTiles, K + 1>...}};
   return table;
@@ -299,7 +308,7 @@ constexpr auto kMicro = micro_table(std::make_integer_sequence<int, kMicroRows>{
 
 // Inputs begin .. end of a panel as floats, out[end - begin][32].
 template <class W> __attribute__((noinline)) void unpack_part(const Packed& w, int64_t panel, int64_t begin, int64_t end, float* out) {
-  const Cursor p = cursor(w, panel, 0);
+  const Cursor<false> p = cursor<false>(w, panel, 0);
   W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
     store(out + (i - begin) * kPanel, v.v[0]);
     store(out + (i - begin) * kPanel + 16, v.v[1]);
@@ -313,6 +322,7 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
   constexpr bool direct = __is_same(W, WalkF32);
   const uint8_t* p = a.w.data + static_cast<size_t>(panel) * a.w.panel_bytes();
   const int64_t blocks = (rows + kMicroRows - 1) / kMicroRows;
+  const int64_t step = a.w.in == 0 ? 0 : static_cast<int64_t>(a.w.panel_bytes()) / a.w.in;
   for (int64_t begin = 0; begin < a.w.in; begin += kChunk) {
     const int64_t end = begin + kChunk < a.w.in ? begin + kChunk : a.w.in;
     const float* w = direct ? reinterpret_cast<const float*>(p) + begin * kPanel : buffer;
@@ -321,7 +331,9 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
       const int64_t r0 = rows * b / blocks, r1 = rows * (b + 1) / blocks;  // even blocks: 13 rows are 7 + 6
       const float* x = a.x + (row + r0) * a.ldx + begin;
       for (int t = 0; t < 2; t += kMicroTiles) {
-        const uint8_t* ahead = direct && b == 0 ? p + 128 * end + 64 * t : nullptr;
+        // The first block of rows fetches the next chunk, little by little: at once it would stall the unpacking.
+        const bool fetch = b == 0 && (direct || t == 0);
+        const Ahead ahead = {fetch ? p + step * end + (direct ? 64 * t : 0) : nullptr, step};
         kMicro.rows[r1 - r0 - 1](w + 16 * t, x, a.ldx, end - begin, acc + r0 * kPanel + 16 * t, begin == 0, ahead);
       }
     }
