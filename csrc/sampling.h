@@ -23,6 +23,9 @@ struct SamplingTable {
   size_t (*between)(const double* z, size_t n, const double* block_max, double low, double high, int32_t* ids);
   // Ids in [begin, end) whose score plus noise may reach bar, ascending; returns how many. begin: start of a block.
   size_t (*contenders)(const double* z, size_t begin, size_t end, uint64_t key, double bar, int32_t* ids);
+  // The `count` largest logits above -infinity and their ids, largest first, lowest id first on ties; places that stay
+  // empty hold -1 and -infinity. A NaN is passed over.
+  void (*top)(const float* x, size_t n, size_t count, int32_t* ids, float* values);
 };
 
 struct SamplingRule {

@@ -18,6 +18,9 @@ namespace {
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Values = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using TopIds = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using TopValues = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const slip::SamplingTable& table_of(const std::string& isa) {
@@ -105,6 +108,17 @@ nb::object logprobs(const Logits& logits, size_t token, size_t count, const std:
   return nb::make_tuple(own, found[0], found[1]);
 }
 
+// The likeliest tokens of several rows: logits [rows, vocab], ids and values [rows, count].
+void top(const Matrix& logits, const TopIds& ids, const TopValues& values, const std::string& isa) {
+  const slip::SamplingTable& table = table_of(isa);
+  const size_t rows = logits.shape(0), n = logits.shape(1), count = ids.shape(1);
+  if (ids.shape(0) != rows || values.shape(0) != rows || values.shape(1) != count || count == 0)
+    throw nb::value_error("ids and values must have the shape [rows, count]");
+  nb::gil_scoped_release release;
+  for (size_t row = 0; row < rows; row++)
+    table.top(logits.data() + row * n, n, count, ids.data() + row * count, values.data() + row * count);
+}
+
 void gumbel(uint64_t key, const Ids& ids, const Out& out) {
   if (out.shape(0) != ids.shape(0)) throw nb::value_error("out has the wrong length");
   const slip::FpScope scope;
@@ -125,6 +139,7 @@ void bind_sampling(nb::module_& m) {
   m.def("probabilities", &probabilities, nb::arg("logits"), nb::arg("ids"), nb::arg("values"), nb::arg("temperature"),
         nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("out"), nb::arg("isa") = "");
   m.def("logprobs", &logprobs, nb::arg("logits"), nb::arg("token"), nb::arg("count"), nb::arg("isa") = "");
+  m.def("top", &top, nb::arg("logits"), nb::arg("ids"), nb::arg("values"), nb::arg("isa") = "");
   m.def("gumbel", &gumbel, nb::arg("key"), nb::arg("ids"), nb::arg("out"));
   m.def("uniforms", &uniforms, nb::arg("key"), nb::arg("out"));
 }

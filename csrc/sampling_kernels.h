@@ -184,7 +184,37 @@ size_t contenders(const double* z, size_t begin, size_t end, uint64_t key, doubl
   return found;
 }
 
-constexpr SamplingTable sampling_table() { return {argmax, scale, exp_all, exp_sum, between, contenders}; }
+// Blocks whose maximum does not reach the list are skipped, which soon are nearly all.
+void top(const float* x, size_t n, size_t count, int32_t* ids, float* values) {
+  for (size_t i = 0; i < count; i++) ids[i] = -1, values[i] = -__builtin_inff();
+  for (size_t i = 0; i < n; i += kScoreBlock) {
+    const size_t size = n - i < kScoreBlock ? n - i : kScoreBlock;
+    float peak = -__builtin_inff();
+    if (size == kScoreBlock) {
+      constexpr size_t lanes = 16;
+      float best[lanes];
+      for (size_t j = 0; j < lanes; j++) best[j] = -__builtin_inff();
+      for (size_t k = 0; k < kScoreBlock; k += lanes)
+        for (size_t j = 0; j < lanes; j++) best[j] = x[i + k + j] > best[j] ? x[i + k + j] : best[j];
+      for (size_t j = 0; j < lanes; j++) peak = best[j] > peak ? best[j] : peak;
+    } else {
+      for (size_t j = 0; j < size; j++) peak = x[i + j] > peak ? x[i + j] : peak;
+    }
+    if (!(peak > values[count - 1])) continue;
+    for (size_t v = i; v < i + size; v++) {
+      if (!(x[v] > values[count - 1])) continue;
+      size_t place = count - 1;
+      for (; place > 0 && x[v] > values[place - 1]; place--) {
+        ids[place] = ids[place - 1];
+        values[place] = values[place - 1];
+      }
+      ids[place] = static_cast<int32_t>(v);
+      values[place] = x[v];
+    }
+  }
+}
+
+constexpr SamplingTable sampling_table() { return {argmax, scale, exp_all, exp_sum, between, contenders, top}; }
 
 }  // namespace
 }  // namespace slip::SLIP_ISA

@@ -41,7 +41,7 @@ def test_auto_adds_the_draft_model_that_is_given():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("medusa", ["'medusa'", "none, auto, lookup, suffix, model:NAME"]),
+        ("medusa", ["'medusa'", "none, auto, lookup, suffix, recycling, model:NAME"]),
         ("", ["''", "choose from"]),
         ("lookup,,suffix", ["''"]),
         ("lookup:3", ["'lookup:3'"]),
@@ -58,9 +58,9 @@ def test_settings_that_mean_nothing_are_refused(setting, words):
     assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize("word", ["recycling", "lookahead", "corpus:/data", "head:/x"])
+@pytest.mark.parametrize("word", ["lookahead", "corpus:/data", "head:/x"])
 def test_fault_24_reserved_drafters_are_refused_not_ignored(word):
-    with pytest.raises(UnsupportedError, match=r"not available.*lookup, suffix, model:NAME"):
+    with pytest.raises(UnsupportedError, match=r"not available.*lookup, suffix, recycling, model:NAME"):
         parse(f"lookup,{word}")
 
 

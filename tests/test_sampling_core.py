@@ -161,3 +161,17 @@ def test_a_draw_costs_little_beside_a_pass():
             row.draw(logits, [])
             best = min(best, time.perf_counter() - start)
         assert best < limit
+
+
+@needs_core
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("vocab", [1, 3, 64, 65, 8193, 49_152])
+def test_the_likeliest_tokens_equal_the_numpy_twin(vocab, isa):
+    logits = np.stack([case(vocab, kind)[0] for kind in range(6)])
+    logits[0, vocab // 2] = np.nan
+    for count in (1, 8):
+        ids, values = np.empty((6, count), np.int32), np.empty((6, count), np.float32)
+        core.top(logits, ids, values, isa)
+        expected_ids, expected = reference.top(logits, count)
+        assert (ids == expected_ids).all()
+        assert (values == expected).all()

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AVAILABLE", "DraftSpec", "build", "drawing", "parse"]
 
-AVAILABLE = ("none", "auto", "lookup", "suffix", "model:NAME")
+AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "model:NAME")
 """The words of a draft setting; all but the first may be combined by commas."""
-RESERVED = ("recycling", "lookahead", "corpus", "head")
+RESERVED = ("lookahead", "corpus", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,10 @@ def build(
             from slipstream.drafters.suffix import Suffix
 
             made.append(Suffix())
+        elif spec.kind == "recycling":
+            from slipstream.drafters.recycling import Recycling
+
+            made.append(Recycling(vocab_size))
         else:
             from slipstream.drafters.small_model import SmallModel
 

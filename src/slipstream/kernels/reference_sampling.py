@@ -128,12 +128,12 @@ def lane_sum(values: Floats) -> float:
     return float(lanes[0])
 
 
-def ordered(z: Floats, ids: Ids) -> Ids:
+def ordered(z: NDArray[np.floating], ids: Ids) -> Ids:
     """`ids` by score descending, then id ascending."""
     return ids[np.lexsort((ids, -z[ids]))]
 
 
-def largest(z: Floats, ids: Ids, count: int) -> Ids:
+def largest(z: NDArray[np.floating], ids: Ids, count: int) -> Ids:
     """The first `count` of `ids` in order, without sorting the rest; ties at the edge go to the lowest ids."""
     if count >= len(ids):
         return ordered(z, ids)
@@ -217,3 +217,16 @@ def logprobs(logits: NDArray[np.float32], token: int, count: int) -> tuple[float
     total = log(np.array([lane_sum(exp(z - peak))]))[0]
     best = largest(z, np.flatnonzero(z > -np.inf), count)
     return float(z[token] - peak - total), best.tolist(), (z[best] - peak - total).tolist()
+
+
+def top(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and values, [rows, count], of the largest logits above -infinity of each row, in order; a NaN is passed over.
+
+    Places that stay empty hold -1 and -infinity.
+    """
+    ids = np.full((len(logits), count), -1, np.int32)
+    values = np.full((len(logits), count), -np.inf, np.float32)
+    for row, x in enumerate(logits):
+        best = largest(x, np.flatnonzero(x > -np.inf), count)
+        ids[row, : len(best)], values[row, : len(best)] = best, x[best]
+    return ids, values

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slipstream.kernels import reference_sampling as reference
 from slipstream.kernels.reference_sampling import Floats, Ids, Rule
 
-__all__ = ["NO_IDS", "NO_VALUES", "Rule", "argmax", "distribution", "gumbel", "logprobs", "select", "uniforms"]
+__all__ = ["NO_IDS", "NO_VALUES", "Rule", "argmax", "distribution", "gumbel", "logprobs", "select", "top", "uniforms"]
 
 NO_IDS: Ids = np.zeros(0, np.int64)
 NO_VALUES: Floats = np.zeros(0, np.float64)
@@ -85,3 +85,16 @@ def uniforms(key: int, count: int) -> Floats:
     out = np.empty(count)
     core.uniforms(key, out)
     return out
+
+
+def top(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Of each row of logits [rows, vocab] the `count` likeliest ids and their logits, [rows, count], best first.
+
+    Order as everywhere; places that stay empty hold -1 and -infinity. A NaN is passed over.
+    """
+    if core is None:
+        return reference.top(logits, count)
+    ids = np.empty((len(logits), count), np.int32)
+    values = np.empty((len(logits), count), np.float32)
+    core.top(np.ascontiguousarray(logits), ids, values)
+    return ids, values
