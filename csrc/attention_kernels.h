@@ -1,8 +1,8 @@
 // Attention of the rows of one sequence over one key-value head. Twin: kernels/reference_decoder.py.
 //
 // Lanes are keys while scores are made and values of a head while values are mixed; both walk the other axis in order.
-// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Blocks lie
-// far apart in memory: whoever reads one asks for the next (`ahead`).
+// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Blocks
+// lie far apart in memory: whoever reads one asks for the next (`ahead`).
 #pragma once
 
 #include "elementwise_kernels.h"
@@ -15,8 +15,8 @@ namespace {
 // Units and vectors of one register tile: 12 registers of sums, whatever a vector takes.
 constexpr int kUnitTile = 6, kVectorTile = kRegisters / kRegistersPerVector >= 32 ? 2 : 1;
 
-// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[i * stride ...]. ahead: `head_dim` keys' worth of floats that
-// will be wanted next, or null.
+// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[i * stride ...]. ahead: what will be read next in the same
+// way, or null.
 template <int R, int V>
 SLIP_INLINE void score_tile(const float* const* q, const float* keys, ptrdiff_t stride, int head_dim, float scale,
                             float* const* out, const float* ahead) {

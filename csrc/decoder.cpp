@@ -52,13 +52,11 @@ void Decoder::forward(const PassRows& pass, float* logits, float* features, bool
   const DecoderShape& s = w_.shape;
   prepare(pass, store);
   embed(pass);
-  const bool outputs = logits != nullptr || (features != nullptr && std::count(s.features.begin(), s.features.end(), s.layers));
+  const bool last_feature = std::count(s.features.begin(), s.features.end(), s.layers) > 0;
+  const bool outputs = logits != nullptr || (features != nullptr && last_feature);
   for (int layer = 0; layer < s.layers; layer++) {
     const LayerWeights& w = w_.layers[layer];
-    if (layer == 0) for_rows(rows_, s.hidden, [&](int r) {
-      ops().rms_norm(&x_[size_t(r) * s.hidden], w.attention_norm, s.eps, s.hidden, &norm_[size_t(r) * s.hidden]);
-    });
-    else add_and_norm(w.attention_norm);
+    if (layer > 0) add_and_norm(w.attention_norm);
     keep_features(layer, features);
     project(norm_.data(), w.qkv, w.qkv_bias, s.q_width() + 2 * s.kv_width(), qkv_.data());
     rotate_and_keep(layer, pass, store);
@@ -121,7 +119,11 @@ void Decoder::make_groups(const PassRows& pass) {
 
 void Decoder::embed(const PassRows& pass) {
   const DecoderShape& s = w_.shape;
-  for_rows(rows_, s.hidden, [&](int r) { unpack_row(w_.embedding, pass.tokens[r], &x_[size_t(r) * s.hidden]); });
+  for_rows(rows_, s.hidden, [&](int r) {
+    float* x = &x_[size_t(r) * s.hidden];
+    unpack_row(w_.embedding, pass.tokens[r], x);
+    ops().rms_norm(x, w_.layers[0].attention_norm, s.eps, s.hidden, &norm_[size_t(r) * s.hidden]);
+  });
 }
 
 void Decoder::keep_features(int layer, float* features) {
@@ -134,10 +136,12 @@ void Decoder::keep_features(int layer, float* features) {
         std::memcpy(features + r * width + place * s.hidden, &x_[size_t(r) * s.hidden], sizeof(float) * s.hidden);
 }
 
-void Decoder::project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out) {
+void Decoder::project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width,
+                      float* out) {
   int64_t column = 0;
   for (const Packed& part : parts) {
-    linear(Pool::instance(), part, input, part.in, rows_, out + column, width, bias == nullptr ? nullptr : bias + column);
+    const float* own = bias == nullptr ? nullptr : bias + column;
+    linear(Pool::instance(), part, input, part.in, rows_, out + column, width, own);
     column += part.out;
   }
 }
@@ -148,7 +152,8 @@ void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
   const int half = s.head_dim / 2, width = s.q_width() + 2 * s.kv_width();
   std::vector<int> sequence_of;
   if (store)
-    for (int i = 0; i < pass.sequences; i++) sequence_of.insert(sequence_of.end(), pass.first[i + 1] - pass.first[i], i);
+    for (int i = 0; i < pass.sequences; i++)
+      sequence_of.insert(sequence_of.end(), pass.first[i + 1] - pass.first[i], i);
   for_rows(rows_, width, [&](int r) {
     float* row = &qkv_[size_t(r) * width];
     const float* cos = cos_ + size_t(positions_[r]) * half;

@@ -1,5 +1,5 @@
-// Compares everything of a pass that is not `linear`, attention over trees included, of every kernel set this CPU can run
-// with the generic one, bit for bit. Built and run like equal_kernels.cpp.
+// Compares everything of a pass that is not `linear`, attention over trees included, of every kernel set this CPU can
+// run with the generic one, bit for bit. Built and run like equal_kernels.cpp.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -42,12 +42,12 @@ struct Case {
   }
 
   Floats run(const slip::OpsTable& ops) const {
-    const size_t block = static_cast<size_t>(slip::kKvBlock) * static_cast<size_t>(head_dim + stride);
+    const size_t keys_of_block = static_cast<size_t>(slip::kKvBlock) * static_cast<size_t>(head_dim);
+    const size_t block = keys_of_block + static_cast<size_t>(slip::kKvBlock) * static_cast<size_t>(stride);
     const int units = rows * group;
-    const slip::AttendTask task{q.data(), static_cast<ptrdiff_t>(group) * head_dim, ends.data(), ids.data(), parents.data(),
-                                units, group, head_dim, stride, 0.25f, cached, pool.data(), table.data(), block, 0,
-                                static_cast<size_t>(slip::kKvBlock) * static_cast<size_t>(head_dim), keys.data(),
-                                values.data(), width};
+    const slip::AttendTask task{q.data(), static_cast<ptrdiff_t>(group) * head_dim, ends.data(), ids.data(),
+                                parents.data(), units, group, head_dim, stride, 0.25f, cached, pool.data(),
+                                table.data(), block, 0, keys_of_block, keys.data(), values.data(), width};
     Floats work(slip::attend_work(head_dim)), out(static_cast<size_t>(units) * static_cast<size_t>(head_dim));
     Floats top[2], total[2], mixed[2];
     for (int i = 0; i < 2; i++) {
@@ -59,12 +59,11 @@ struct Case {
       ops.attend(task, segment, {top[i].data(), total[i].data(), mixed[i].data()}, work.data());
       for (int u = 0; i == 1 && u < units; u++)
         if (ends[static_cast<size_t>(u / group)] > segment * slip::kSegment)
-          ops.attend_merge(&top[0][static_cast<size_t>(u)], &total[0][static_cast<size_t>(u)], mixed[0].data() + u * stride,
-                           &top[1][static_cast<size_t>(u)], &total[1][static_cast<size_t>(u)], mixed[1].data() + u * stride,
-                           stride);
+          ops.attend_merge(top[0].data() + u, total[0].data() + u, mixed[0].data() + u * stride, top[1].data() + u,
+                           total[1].data() + u, mixed[1].data() + u * stride, stride);
     }
     for (int u = 0; u < units; u++)
-      ops.attend_finish(total[0][static_cast<size_t>(u)], mixed[0].data() + u * stride, head_dim, out.data() + u * head_dim);
+      ops.attend_finish(*(total[0].data() + u), mixed[0].data() + u * stride, head_dim, out.data() + u * head_dim);
     return out;
   }
 };
