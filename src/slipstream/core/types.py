@@ -115,6 +115,18 @@ class Offers:
 
 
 @dataclass(slots=True)
+class Drawn:
+    """The target's own token after the anchor (first) and after each node, already drawn where the logits lie.
+
+    tokens: -1 where the logits are broken or nothing can be drawn. close: True where the best two scores lie within
+    1e-3.
+    """
+
+    tokens: list[int]
+    close: list[bool]
+
+
+@dataclass(slots=True)
 class Verdict:
     """What verification decided for one row.
 

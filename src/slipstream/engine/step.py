@@ -12,6 +12,7 @@ from slipstream.core.types import Limit, Row
 from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
 from slipstream.targets.base import Target
+from slipstream.verify import verify_rows
 from slipstream.verify.base import Verifier
 
 
@@ -57,7 +58,7 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     clock.lap("draft")
     output = target.forward(batch.inputs(drafts))
     clock.lap("pass")
-    verdicts = [parts.verifier(*given) for given in zip(output.logits, drafts, rows, strict=True)]
+    verdicts = verify_rows(parts.verifier, output.logits, drafts, rows, output.draw)
     clock.lap("verify")
     observations = batch.append(drafts, verdicts, output)
     clock.lap("rest")

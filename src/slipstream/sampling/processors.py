@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
 from slipstream.kernels.sampling import NO_IDS, NO_VALUES
+from slipstream.sampling.question import Question, Touched
 
 
 class Grammar(Protocol):
@@ -112,23 +113,44 @@ class Processors:
     def _adjusted(
         self, logits: NDArray[np.float32], path: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        touched, params = self._touched, self._params
+        params, touched = self._params, self.touched(path)
+        values = logits[touched.ids].astype(np.float64) + touched.bias
+        if self._repeats:
+            penalty = params.repetition_penalty
+            penalised = np.where(values > 0.0, values / penalty, values * penalty)
+            values = np.where(touched.seen, penalised, values)
+        if self._counts:
+            values = values - params.frequency_penalty * touched.count
+            values = values - params.presence_penalty * (touched.count > 0.0)
+        return touched.ids, values
+
+    def touched(self, path: Sequence[int]) -> Touched:
+        """The tokens that bias and penalties change after `path`, copied."""
+        touched = self._touched
         lines = [touched.line_of(token) for token in path] if self._repeats else []
         seen_before = [bool(touched.seen[line]) for line in lines]
         self._count(path, 1.0)
         size = len(touched.line)
-        ids = touched.ids[:size].copy()
-        values = logits[ids].astype(np.float64) + touched.bias[:size]
-        if self._repeats:
-            penalty = params.repetition_penalty
-            penalised = np.where(values > 0.0, values / penalty, values * penalty)
-            values = np.where(touched.seen[:size], penalised, values)
-        if self._counts:
-            count = touched.count[:size]
-            values = values - params.frequency_penalty * count
-            values = values - params.presence_penalty * (count > 0.0)
+        found = Touched(
+            touched.ids[:size].copy(),
+            touched.bias[:size].copy(),
+            touched.seen[:size].copy(),
+            touched.count[:size].copy(),
+        )
         self._count(path, -1.0)
         for token, before in zip(path, seen_before, strict=False):
             if not before:
                 touched.seen[touched.line[token]] = False
-        return ids, values
+        return found
+
+    def question(self, key: int, path: Sequence[int]) -> Question:
+        """What `__call__` would do to any logits after `path`."""
+        params = self._params
+        banned = len(self._bans) > 0 and self._length + len(path) < params.min_tokens
+        question = Question(key, banned=self._bans if banned else None)
+        if self._touched.line or (path and (self._repeats or self._counts)):
+            question.touched = self.touched(path)
+            question.repetition = params.repetition_penalty
+            question.frequency, question.presence = params.frequency_penalty, params.presence_penalty
+            question.counts = self._counts
+        return question

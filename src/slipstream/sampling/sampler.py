@@ -12,6 +12,7 @@ from slipstream.core.params import SamplingParams
 from slipstream.kernels import sampling as kernels
 from slipstream.sampling import noise
 from slipstream.sampling.processors import Grammar, Processors
+from slipstream.sampling.question import Question
 
 NEAR_TIE = 1e-3
 """Two best scores closer than this are a near-tie (counted by runtimes that are not row-invariant)."""
@@ -74,6 +75,21 @@ class RowSampler:
         _, scores = self.top(logits, path, 2)
         return len(scores) > 1 and scores[0] - scores[1] < NEAR_TIE
 
+    @property
+    def rule(self) -> kernels.Rule:
+        """Temperature and cuts; all of them off when greedy."""
+        return self._rule
+
+    def question(self, path: Sequence[int]) -> Question:
+        """What decides the token after `path` but for the logits (`draw`'s twin on a device asks)."""
+        question = self._processors.question(self._key(path), path)
+        if self._grammar is not None:
+            question.allowed = self._grammar.allowed(path)
+        return question
+
+    def _key(self, path: Sequence[int]) -> int:
+        return 0 if self.greedy else noise.key(self.seed, self._length + len(path))
+
     def uniforms(self, purpose: str, step: int, count: int) -> NDArray[np.float64]:
         """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step."""
         return noise.uniforms(self.seed, purpose, step, count)
@@ -103,8 +119,7 @@ class RowSampler:
         path: Sequence[int],
         count: int,
     ) -> tuple[list[int], list[float]]:
-        key = 0 if self.greedy else noise.key(self.seed, self._length + len(path))
-        tokens, scores = kernels.select(logits, *changes, self._rule, key, count)
+        tokens, scores = kernels.select(logits, *changes, self._rule, self._key(path), count)
         if not tokens:
             raise self._broken(logits, path)
         return tokens, scores

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from slipstream.core.tree import Draft
+from slipstream.core.types import Drawn, Row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +27,15 @@ class RowInput:
 class PassOutput:
     """Result of one pass, per row: logits float32 [1 + nodes, vocab]; features [1 + nodes, width] when asked for.
 
-    Row 0 belongs to the anchor, row i + 1 to node i. Ids that are padding have logit -inf.
+    Row 0 belongs to the anchor, row i + 1 to node i. Ids that are padding have logit -inf. Logits and features may lie
+    on a device; they then look like arrays and come to the host when read.
+    draw: for such logits, the target's own token after every node of all rows, drawn there and brought over together;
+    it returns None where a row's sampler cannot be followed. None when the logits are on the host.
     """
 
     logits: list[NDArray[np.float32]]
     features: list[NDArray[np.float32]] | None = None
+    draw: Callable[[Sequence[Row], Sequence[Draft]], list[Drawn] | None] | None = None
 
 
 class Target(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.verify.base import Verifier
@@ -11,7 +12,14 @@ from slipstream.verify.coupled import Coupled
 from slipstream.verify.rejection import Rejection
 from slipstream.verify.typical import Typical
 
-__all__ = ["VERIFIERS", "Verifier", "check_combination", "make_verifier"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from slipstream.core.tree import Draft
+    from slipstream.core.types import Drawn, Row, Verdict
+
+__all__ = ["VERIFIERS", "Verifier", "check_combination", "make_verifier", "verify_rows"]
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "coupled": Coupled,
@@ -34,6 +42,24 @@ def make_verifier(name: str, count_near_ties: bool = False) -> Verifier:
     """
     kind = _known(name)
     return Coupled(count_near_ties) if kind is Coupled else kind()
+
+
+def verify_rows(
+    verifier: Verifier,
+    logits: Sequence[NDArray[np.float32]],
+    drafts: Sequence[Draft],
+    rows: Sequence[Row],
+    draw: Callable[[Sequence[Row], Sequence[Draft]], list[Drawn] | None] | None = None,
+) -> list[Verdict]:
+    """A verdict per row.
+
+    draw: draws the target's own tokens after all nodes at once, for logits that lie on a device; `coupled` needs
+    nothing else of them, so that the logits stay there.
+    """
+    drawn = draw(rows, drafts) if draw is not None and isinstance(verifier, Coupled) else None
+    if drawn is None or not isinstance(verifier, Coupled):
+        return [verifier(*given) for given in zip(logits, drafts, rows, strict=True)]
+    return [verifier(*given) for given in zip(logits, drafts, rows, drawn, strict=True)]
 
 
 def check_combination(name: str, shape: str, drafters: Collection[str], drawing: Collection[str] = ()) -> None:

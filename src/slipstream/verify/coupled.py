@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.core.errors import NonFiniteError
 from slipstream.core.tree import ANCHOR, Draft
-from slipstream.core.types import Row, Verdict
+from slipstream.core.types import Drawn, Row, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,19 +27,25 @@ class Coupled:
     def __init__(self, count_near_ties: bool = False) -> None:
         self._count_near_ties = count_near_ties
 
-    def __call__(self, logits: NDArray[np.float32], draft: Draft, row: Row) -> Verdict:
-        """logits [1 + nodes, vocab]: row 0 for the anchor, row i + 1 for node i."""
+    def __call__(self, logits: NDArray[np.float32], draft: Draft, row: Row, drawn: Drawn | None = None) -> Verdict:
+        """logits [1 + nodes, vocab]: row 0 for the anchor, row i + 1 for node i.
+
+        drawn: the same decisions, made where the logits lie; these are then read only where a draw failed.
+        """
         verdict = Verdict([], [])
         child_of = {
             (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
         }
         node: int | None = ANCHOR
         while node is not None:
-            here, path = logits[node + 1], verdict.tokens
+            path = verdict.tokens
             try:
-                token = row.sampler.draw(here, path)
-                if self._count_near_ties and row.sampler.near_tie(here, path):
-                    verdict.near_ties += 1
+                if drawn is not None and drawn.tokens[node + 1] >= 0:
+                    token, close = drawn.tokens[node + 1], drawn.close[node + 1]
+                else:
+                    token = row.sampler.draw(logits[node + 1], path)
+                    close = self._count_near_ties and row.sampler.near_tie(logits[node + 1], path)
+                verdict.near_ties += self._count_near_ties and close
             except NonFiniteError as error:
                 verdict.error = str(error)
                 return verdict
