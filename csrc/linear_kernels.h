@@ -11,7 +11,7 @@ namespace {
 
 // Rows that share one unpacking in registers: up to kPanelRows over whole panels, up to kFusedRows over half panels
 // (fewer sums per row, so that more rows fit the registers); more rows go through the L1 buffer in register blocks of
-// kMicroRows x kMicroTiles. kPairs: one row walks two panels at once, as more sums in flight hide the latency of fma.
+// kMicroRows x kMicroTiles. kPairs: one or two rows walk two panels at once, as more sums in flight hide the latency of fma.
 #if defined(SLIP_SIMD_AVX512)
 constexpr int kPanelRows = 12, kFusedRows = 12, kMicroTiles = 2, kMicroRows = 12;
 constexpr bool kPairs = true;
@@ -25,7 +25,6 @@ constexpr bool kPairs = false;
 constexpr int kChunk = 128;      // inputs unpacked at once: 128 x 32 floats = 16 KiB
 constexpr int kRowBlock = 240;   // rows that share one unpacking through the buffer
 constexpr int kExactRows = 8;    // above it, in registers, an odd number of rows computes one row twice
-constexpr size_t kAhead = 4096, kFarAhead = 8192;  // bytes of prefetch: quantised weights, plain ones
 
 template <int N> struct Vectors { f32x16 v[N]; };
 
@@ -47,23 +46,31 @@ template <int B, bool SIGNED, int K> SLIP_INLINE f32x16 field(i32x16 u) {
   else return to_f32(iand(shr<low>(u), ibcast((1 << B) - 1)));
 }
 
-// Where a walk reads: words and halves of a panel, or of its upper 16 outputs; and whether it prefetches.
+// Where a walk reads: words and halves of a panel, or of its upper 16 outputs; and `ahead` of the words, to prefetch.
 template <bool PREFETCH> struct Cursor {
   static constexpr bool kPrefetch = PREFETCH;
-  const uint8_t *words, *halves;
+  const uint8_t *words, *halves, *next;
 };
-template <bool PREFETCH> SLIP_INLINE Cursor<PREFETCH> cursor(const Packed& w, int64_t panel, int tile) {
-  const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes();
-  return {p + 64 * tile, p + 32 * tile};
+template <bool PREFETCH> SLIP_INLINE Cursor<PREFETCH> cursor(const Packed& w, int64_t panel, int tile, size_t ahead) {
+  const uint8_t* p = w.data + static_cast<size_t>(panel) * w.panel_bytes() + 64 * tile;
+  return {p, p - 32 * tile, p + ahead};
+}
+
+// Bytes of prefetch. Of two panels side by side the first one's end is followed by what the second has read already:
+// where panels are small look at the same place of the next two.
+SLIP_INLINE size_t ahead_of(const Packed& w, int panels) {
+  constexpr size_t most = 49152, plain = 8192, quantised = 4096;
+  if (panels == 2 && 2 * w.panel_bytes() <= most) return 2 * w.panel_bytes();
+  return panels == 2 || w.type <= Type::BF16 ? plain : quantised;
 }
 
 // One line of words: vector t belongs to panel t / 2.
 template <int N> struct Words { i32x16 v[N]; };
-template <int N, size_t AHEAD = kAhead, class C> SLIP_INLINE Words<N> words(const C* p, size_t offset) {
+template <int N, class C> SLIP_INLINE Words<N> words(const C* p, size_t offset) {
   Words<N> r;
   SLIP_UNROLL for (int t = 0; t < N; t++) r.v[t] = iload(p[t / 2].words + offset + 64 * (t % 2));
   if constexpr (C::kPrefetch)
-    SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].words + offset + AHEAD + 64 * (t % 2));
+    SLIP_UNROLL for (int t = 0; t < N; t++) prefetch(p[t / 2].next + offset + 64 * (t % 2));
   return r;
 }
 template <int N, class C> SLIP_INLINE Vectors<N> halves(const C* p, size_t offset) {
@@ -71,7 +78,7 @@ template <int N, class C> SLIP_INLINE Vectors<N> halves(const C* p, size_t offse
   SLIP_UNROLL for (int t = 0; t < N; t++)
     r.v[t] = load_f16(reinterpret_cast<const uint16_t*>(p[t / 2].halves + offset + 32 * (t % 2)));
   if constexpr (C::kPrefetch)
-    SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2].halves + offset + kAhead);
+    SLIP_UNROLL for (int t = 0; t < N; t += 2) prefetch(p[t / 2].next + offset);
   return r;
 }
 
@@ -96,9 +103,6 @@ SLIP_INLINE void emit_rest(const Words<N>& u, const Scale<N, MIN>& s, int64_t i,
   SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = s.apply(field<B, SIGNED, 0>(u.v[t]), t);
   f(i, w);
 }
-
-// Whether two panels of one row fit the registers: not with many scales or left-over bits.
-template <class W> constexpr bool wide() { return kPairs && W::kLight; }
 
 constexpr size_t field_bytes(int bits, int inputs) { return static_cast<size_t>(bits) * inputs * kPanel / 8; }
 
@@ -141,10 +145,9 @@ SLIP_INLINE void fields16(const C* p, size_t offset, const Scale<N, false>& s, i
 // A type's `walk<N>(p, begin, end, f)` calls f(i, w) for begin <= i < end in order, where w holds the weights of input i
 // for the N / 2 panels that p points to. begin is a multiple of kChunk.
 struct WalkF32 {
-  static constexpr bool kLight = true;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) {
-      const Words<N> u = words<N, kFarAhead>(p, 128 * static_cast<size_t>(i));
+      const Words<N> u = words<N>(p, 128 * static_cast<size_t>(i));
       Vectors<N> w;
       SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(u.v[t]);
       f(i, w);
@@ -153,24 +156,22 @@ struct WalkF32 {
 };
 
 struct WalkF16 {
-  static constexpr bool kLight = true;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     _Pragma("GCC unroll 4") for (int64_t i = begin; i < end; i++) f(i, halves<N>(p, 64 * static_cast<size_t>(i)));
   }
 };
 
 struct WalkBF16 {
-  static constexpr bool kLight = true;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     int64_t i = begin;
     _Pragma("GCC unroll 2") for (; i + 1 < end; i += 2) {
-      const Words<N> u = words<N, kFarAhead>(p, 64 * static_cast<size_t>(i));
+      const Words<N> u = words<N>(p, 64 * static_cast<size_t>(i));
       f(i, low(u));
       Vectors<N> w;
       SLIP_UNROLL for (int t = 0; t < N; t++) w.v[t] = as_f32(iand(u.v[t], ibcast(static_cast<int32_t>(0xffff0000u))));
       f(i + 1, w);
     }
-    if (i < end) f(i, low(words<N, kFarAhead>(p, 64 * static_cast<size_t>(i))));
+    if (i < end) f(i, low(words<N>(p, 64 * static_cast<size_t>(i))));
   }
   template <int N> static SLIP_INLINE Vectors<N> low(const Words<N>& u) {
     Vectors<N> w;
@@ -181,7 +182,6 @@ struct WalkBF16 {
 
 // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 template <int B, bool MIN> struct WalkQ {
-  static constexpr bool kLight = B != 5;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t head = MIN ? 128 : 64, block = head + field_bytes(B, 32);
     for (int64_t i = begin; i < end; i += 32) {
@@ -196,7 +196,6 @@ template <int B, bool MIN> struct WalkQ {
 
 // Q4_K, Q5_K. d*scale and dmin*min are exact; d*q - dmin*min = fma(q, d, -(dmin*min)) since d*q is exact too.
 template <int B> struct WalkK {
-  static constexpr bool kLight = false;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t fields = field_bytes(B, 32), part = 128 + 2 * fields, block = 128 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
@@ -217,7 +216,6 @@ template <int B> struct WalkK {
 };
 
 struct WalkQ6K {
-  static constexpr bool kLight = false;
   template <int N, class C, class F> static SLIP_INLINE void walk(const C* p, int64_t begin, int64_t end, F&& f) {
     constexpr size_t part = 128 + field_bytes(6, 64), block = 64 + 4 * part;
     for (int64_t i = begin; i < end; i += 64) {
@@ -254,8 +252,9 @@ SLIP_INLINE void put(const LinearArgs& a, int64_t row, int64_t first, const f32x
 template <class W, int N, int ROWS>
 __attribute__((noinline)) void fused(const LinearArgs& a, int64_t panel, int tile) {
   constexpr int panels = (N + 1) / 2;
+  const size_t ahead = ahead_of(a.w, panels);
   Cursor<true> p[panels];
-  for (int k = 0; k < panels; k++) p[k] = cursor<true>(a.w, panel + k, tile);
+  for (int k = 0; k < panels; k++) p[k] = cursor<true>(a.w, panel + k, tile, ahead);
   const float* x[ROWS];
   for (int r = 0; r < ROWS; r++) x[r] = a.x + (ROWS <= kExactRows || r < a.m ? r : a.m - 1) * a.ldx;
   f32x16 acc[ROWS][N];
@@ -308,7 +307,7 @@ constexpr auto kMicro = micro_table(std::make_integer_sequence<int, kMicroRows>{
 
 // Inputs begin .. end of a panel as floats, out[end - begin][32].
 template <class W> __attribute__((noinline)) void unpack_part(const Packed& w, int64_t panel, int64_t begin, int64_t end, float* out) {
-  const Cursor<false> p = cursor<false>(w, panel, 0);
+  const Cursor<false> p = cursor<false>(w, panel, 0, 0);
   W::template walk<2>(&p, begin, end, [&](int64_t i, const Vectors<2>& v) SLIP_LAMBDA {
     store(out + (i - begin) * kPanel, v.v[0]);
     store(out + (i - begin) * kPanel + 16, v.v[1]);
@@ -367,9 +366,11 @@ template <class W, int ROWS> void fused_rows(const LinearArgs& a, int64_t panel)
 }
 
 template <class W> void panels_of(const LinearArgs& a, int64_t begin, int64_t end) {
-  if constexpr (wide<W>()) {
+  if constexpr (kPairs) {
     if (a.m == 1)
       for (; begin + 1 < end; begin += 2) fused<W, 4, 1>(a, begin, 0);
+    if (a.m == 2)
+      for (; begin + 1 < end; begin += 2) fused<W, 4, 2>(a, begin, 0);
   }
   if (a.m <= most_fused_rows<W>()) {
     for (; begin < end; begin++) fused_rows<W, 1>(a, begin);
