@@ -43,7 +43,7 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
 };
 
-// The rows of a pass, grouped by sequence; see Pass in kernels/decoder.py.
+// The rows of a pass, grouped by sequence; see Pass in kernels/passes.py.
 struct PassRows {
   int rows, sequences;
   const int32_t *tokens, *parents, *depths;  // [rows]

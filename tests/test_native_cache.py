@@ -8,7 +8,7 @@ import pytest
 from native_beds import cache_of, logits_of, model, opened, random_tree, same_bits, target, tokens
 from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft, chain
-from slipstream.kernels.decoder import BLOCK as KERNEL_BLOCK
+from slipstream.kernels.passes import BLOCK as KERNEL_BLOCK
 from slipstream.targets.base import RowInput
 from slipstream.targets.native.kv import BLOCK, BlockPool, Slots
 from slipstream.targets.native.model import NativeTarget

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.kernels.decoder import BLOCK, LANES, SEGMENT, DecoderWeights, LayerWeights, Pass
 from slipstream.kernels.pack import unpack_rows
+from slipstream.kernels.passes import BLOCK, LANES, SEGMENT, DecoderWeights, LayerWeights, Pass
 from slipstream.kernels.reference import fma, linear
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import InputError, ModelError, UnsupportedError
-from slipstream.kernels.decoder import DecoderShape, DecoderWeights, LayerWeights
 from slipstream.kernels.pack import pack_stacked
+from slipstream.kernels.passes import DecoderShape, DecoderWeights, LayerWeights
 from slipstream.models.tensor import BLOCKS
 from slipstream.targets.native.rope import frequencies
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import InputError
-from slipstream.kernels.decoder import DecoderWeights, Pass, make_decoder
+from slipstream.kernels.decoder import make_decoder
+from slipstream.kernels.passes import DecoderWeights, Pass
 from slipstream.models.files import ModelFile, open_model
 from slipstream.targets.base import PassOutput, RowInput
 from slipstream.targets.native.buffers import Buffers
