@@ -28,4 +28,5 @@ NB_MODULE(_core, m) {
   bind_linear(m);
   bind_decoder(m);
   bind_sampling(m);
+  bind_successors(m);
 }

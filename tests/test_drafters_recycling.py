@@ -11,7 +11,8 @@ from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Observation, Row, Verdict
 from slipstream.drafters.recycling import Recycling
-from slipstream.drafters.successors import KEPT, Successors
+from slipstream.kernels import native
+from slipstream.kernels.successors import Successors
 
 VOCAB = 20
 
@@ -90,20 +91,43 @@ def test_fault_06_logits_without_sense_teach_nothing():
     assert not offered(drafter, [1, 5]).tokens
 
 
-def test_a_table_is_a_distribution_over_distinct_tokens():
-    rng = np.random.default_rng(2)
+def taught(seed=2, rounds=40):
+    """A table that has seen a text and random logits."""
+    rng = np.random.default_rng(seed)
     table = Successors(VOCAB)
     table.read(rng.integers(0, VOCAB, 300).tolist())
-    for _ in range(30):
-        tokens = rng.permutation(VOCAB)[:5].astype(np.int64)
-        ids = np.array([rng.permutation(VOCAB)[:KEPT] for _ in tokens], np.int32)
-        table.learn(rng.integers(-1, VOCAB, 5), tokens, ids, rng.dirichlet(np.ones(KEPT), 5).astype(np.float32))
+    for _ in range(rounds):
+        logits = np.round(rng.normal(size=(5, VOCAB)) * 3, 1).astype(np.float32)
+        logits[0, rng.integers(VOCAB, size=15)] = -np.inf
+        before, tokens = rng.integers(-1, VOCAB, 5).tolist(), rng.integers(0, VOCAB, 5).tolist()
+        table.learn(before, tokens, logits, rng.permutation(5).tolist())
+    return table
+
+
+def test_a_table_is_a_distribution_over_distinct_tokens():
+    table = taught()
     for ids, weights in zip(table.ids, table.weights, strict=True):
         kept = ids[ids >= 0].tolist()
         assert len(set(kept)) == len(kept)
         assert weights.sum() < 1 + 1e-5
         assert (np.diff(weights) <= 0).all()
         assert ((ids >= 0) == (weights > 0)).all()
+
+
+@pytest.mark.skipif(native.core is None, reason="installed without the compiled core")
+def test_the_compiled_table_equals_its_numpy_twin(monkeypatch):
+    def trees(table):
+        contexts = [(before, token) for before in range(-1, VOCAB) for token in range(VOCAB)]
+        return [table.tree(*context, (12, 5, 3), (0.01, 0.98)) for context in contexts]
+
+    compiled = taught()
+    drawn = trees(compiled)
+    monkeypatch.setattr(native, "core", None)
+    twin = taught()
+    for name in ("ids", "weights", "owner"):
+        assert np.array_equal(getattr(compiled, name), getattr(twin, name)), name
+    assert drawn == trees(twin)
+    assert any(len(tokens) == 12 for tokens, _, _ in drawn)
 
 
 def test_a_saved_table_drafts_as_before(tmp_path):
