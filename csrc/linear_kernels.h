@@ -59,7 +59,7 @@ template <bool PREFETCH> SLIP_INLINE Cursor<PREFETCH> cursor(const Packed& w, in
 // Bytes of prefetch. Of two panels side by side the first one's end is followed by what the second has read already:
 // where panels are small look at the same place of the next two.
 SLIP_INLINE size_t ahead_of(const Packed& w, int panels) {
-  constexpr size_t most = 49152, plain = 8192, quantised = 4096;
+  constexpr size_t most = 131072, plain = 8192, quantised = 4096;
   if (panels == 2 && 2 * w.panel_bytes() <= most) return 2 * w.panel_bytes();
   return panels == 2 || w.type <= Type::BF16 ? plain : quantised;
 }
