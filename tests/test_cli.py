@@ -26,7 +26,7 @@ def small(monkeypatch):
     monkeypatch.setattr(
         llm_module,
         "load_target",
-        lambda file, context, slots, threads: file.target(max_context=context or 400, slots=slots),
+        lambda file, context, slots, threads, choice: file.target(max_context=context or 400, slots=slots),
     )
 
 

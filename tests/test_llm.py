@@ -15,7 +15,7 @@ def small(monkeypatch):
     """Every model name is the small model; the list names the settings each target was loaded with."""
     loads = []
 
-    def load(file, max_context, slots, threads):
+    def load(file, max_context, slots, threads, choice):
         loads.append({"max_context": max_context, "slots": slots, "threads": threads})
         return file.target(max_context=max_context or file.config.max_context, slots=slots)
 

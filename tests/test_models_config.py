@@ -71,9 +71,19 @@ def test_layers_that_differ_are_refused(tmp_path):
 
 
 def test_an_architecture_of_another_kind_is_refused_by_name_when_its_numbers_are_missing(tmp_path):
-    with pytest.raises(UnsupportedError, match="architecture gpt2"):
-        from_folder(tmp_path, model_type="gpt2", rms_norm_eps=None)
+    with pytest.raises(UnsupportedError, match="architecture rwkv"):
+        from_folder(tmp_path, model_type="rwkv", num_attention_heads=None)
     assert from_folder(tmp_path, model_type="gemma").architecture == "gemma"
+
+
+def test_numbers_of_other_families_are_found_under_their_own_names(tmp_path):
+    usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "max_position_embeddings", "rms_norm_eps", "intermediate_size")  # fmt: skip
+    own = {"n_embd": 64, "n_layer": 5, "n_head": 4, "n_positions": 77, "layer_norm_epsilon": 1e-3}
+    found = from_folder(tmp_path, model_type="gpt2", **dict.fromkeys(usual), **own)
+    numbers = (found.hidden_size, found.num_layers, found.num_heads, found.num_kv_heads, found.max_context)
+    assert numbers == (64, 5, 4, 4, 77)
+    assert (found.rms_eps, found.intermediate_size) == (1e-3, 256)
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import beds
-from slipstream.control.fixed import Fixed
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import Draft
-from slipstream.drafters.lookup import Lookup
-from slipstream.drafters.small_model import SmallModel
-from slipstream.drafters.suffix import Suffix
-from slipstream.engine.engine import Engine
 from slipstream.targets.base import RowInput
-from slipstream.verify import make_verifier
 
 torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
 torch, transformers, VOCAB = torch_beds.torch, torch_beds.transformers, torch_beds.VOCAB
 
 from slipstream.targets.transformers import check, passes  # noqa: E402
 from slipstream.targets.transformers.model import TransformersTarget  # noqa: E402
+from torch_beds import answers, engine_of, prompt  # noqa: E402
 
 QUICK = ("llama", "gemma3-window", "falcon-mqa")
 FULL = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in torch_beds.FAMILIES]
@@ -33,10 +27,6 @@ PARAMS = {
 }
 MASKED = ("falcon", "falcon-mqa")
 """Architectures that do not take their attention from the interface."""
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
 
 
 def fresh(model, tokens: list[int]) -> np.ndarray:
@@ -142,19 +132,6 @@ def test_rotations_that_switch_end_the_context_before_they_do():
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     target = TransformersTarget(torch_beds.tiny("phi3", rope_parameters=rope, original_max_position_embeddings=64))
     assert target.max_context == 64
-
-
-def engine_of(target, draft: str = "", second=None, max_batch: int = 1, nodes: int = 6) -> Engine:
-    makers = {"lookup": Lookup, "suffix": Suffix, "model": lambda: SmallModel(second, VOCAB)}
-    drafters = [make() for name, make in makers.items() if name in draft]
-    verifier = make_verifier("coupled", count_near_ties=True)
-    controller = Fixed(nodes, "tree" if "tree" in draft else "chain")
-    tokenizer = beds.Pieces([bytes([65 + i % 26]) for i in range(VOCAB)])
-    return Engine(target, tokenizer, verifier, controller, drafters, max_batch=max_batch, debug=True)
-
-
-def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list:
-    return [result.outputs[0] for result in engine.run([engine.add(tokens, params) for tokens in prompts])]
 
 
 def check_identity(target, second, drafts, params_name: str, tokens: int = 24) -> int:

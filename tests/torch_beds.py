@@ -6,7 +6,17 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import beds
+from slipstream.control.fixed import Fixed
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.lookup import Lookup
+from slipstream.drafters.small_model import SmallModel
+from slipstream.drafters.suffix import Suffix
+from slipstream.engine.engine import Engine
+from slipstream.verify import make_verifier
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'slipstream[torch]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'slipstream[torch]'")
@@ -64,5 +74,24 @@ def save(model, folder: Path) -> Path:
         warnings.simplefilter("ignore")
         model.save_pretrained(folder)
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(VOCAB)}, "unk_token": "t0"}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
+    kind = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    whole = {"version": "1.0", "added_tokens": [], "model": words, "pre_tokenizer": kind, "decoder": kind}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
     return folder
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def engine_of(target, draft: str = "", second=None, max_batch: int = 1, nodes: int = 6) -> Engine:
+    makers = {"lookup": Lookup, "suffix": Suffix, "model": lambda: SmallModel(second, VOCAB)}
+    drafters = [make() for name, make in makers.items() if name in draft]
+    verifier = make_verifier("coupled", count_near_ties=True)
+    controller = Fixed(nodes, "tree" if "tree" in draft else "chain")
+    tokenizer = beds.Pieces([bytes([65 + i % 26]) for i in range(VOCAB)])
+    return Engine(target, tokenizer, verifier, controller, drafters, max_batch=max_batch, debug=True)
+
+
+def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list:
+    return [result.outputs[0] for result in engine.run([engine.add(tokens, params) for tokens in prompts])]

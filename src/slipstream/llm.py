@@ -11,6 +11,7 @@ from slipstream.core.errors import InputError, NonFiniteError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Piece, RequestOutput
 from slipstream.drafters import DraftSpec, build, drawing, parse
+from slipstream.targets.runtime import Choice, choose, load
 
 if TYPE_CHECKING:
     from slipstream.engine.request import Request
@@ -40,8 +41,10 @@ class LLM:
     pass, 0 for plain decoding. shape: chain or tree (None: tree where the verifier takes trees). verifier: coupled
     (the same tokens as plain decoding), rejection or block (the same distribution), typical (lossy). controller:
     adaptive drafts only as much as pays on this machine, fixed always max_nodes. max_context: None takes the model's
-    own. max_batch: rows per pass. threads: None chooses. Raises InputError, ModelError or UnsupportedError; what
-    cannot work together is refused before any weight is read.
+    own. max_batch: rows per pass. threads: None chooses. runtime: native, transformers, or None for native where it
+    can. device (cpu, cuda, mps, auto) and dtype (float32, bfloat16, float16) other than the CPU and the file's own are
+    for transformers. Raises InputError, ModelError or UnsupportedError; what cannot work together is refused before
+    any weight is read.
     """
 
     def __init__(
@@ -57,6 +60,9 @@ class LLM:
         max_context: int | None = None,
         max_batch: int = 8,
         threads: int | None = None,
+        runtime: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         specs = parse(draft, draft_model)
         if draft_model is not None and DraftSpec("model", draft_model) not in specs:
@@ -68,16 +74,18 @@ class LLM:
         file = open_named(model)
         draft_files = {spec.argument: open_draft(spec.argument, file) for spec in specs if spec.kind == "model"}
 
+        self.runtime = choose(file, runtime, device, dtype)
+
         from slipstream.engine.engine import Engine
         from slipstream.verify import make_verifier
 
         slots = max_batch + KEPT_PREFIXES
-        target = load_target(file, max_context, slots, threads)
+        target = load_target(file, max_context, slots, threads, self.runtime)
 
         def load_draft(name: str) -> Target:
             drafted = draft_files[name]
             context = min(target.max_context, drafted.config.max_context)
-            return load_target(drafted, context, slots, threads)
+            return load_target(drafted, context, slots, threads, choose(drafted, runtime, device, dtype))
 
         self._file, self._closed = file, False
         self.draft, self.max_nodes, self.shape, self.verifier, self.controller = (
@@ -119,7 +127,8 @@ class LLM:
         config, megabytes = self._file.config, self._file.weights_bytes / 1e6
         drafting = f"draft {self.draft}, {self.controller}, up to {self.max_nodes} nodes, {self.verifier}"
         model = f"{self.name} ({config.architecture}, {self._file.weight_types}, {megabytes:.0f} MB)"
-        return f"{model}, native CPU runtime; {drafting}"
+        where = f"{self.runtime.name} on {self.runtime.device or 'cpu'} ({self.runtime.reason})"
+        return f"{model}, {where}; {drafting}"
 
     def generate(
         self,
@@ -287,15 +296,11 @@ def open_named(model: str | Path) -> ModelFile:
     return open_model(ensure(model))
 
 
-def load_target(file: ModelFile, max_context: int | None, slots: int, threads: int | None) -> Target:
-    """An opened model, loaded by the runtime that runs it. threads: for the whole process; None leaves them as is."""
-    from slipstream.kernels import native
-    from slipstream.targets.native.model import NativeTarget
-
-    if threads is not None:
-        native.set_threads(threads)
-    native.warn_if_slow()
-    return NativeTarget.load(file, max_context=max_context, slots=slots)
+def load_target(
+    file: ModelFile, max_context: int | None, slots: int, threads: int | None, choice: Choice | None = None
+) -> Target:
+    """An opened model, loaded by the runtime chosen for it (None: chosen here)."""
+    return load(file, choice or choose(file), max_context, slots, threads)
 
 
 def open_draft(name: str, target: ModelFile) -> ModelFile:

@@ -59,6 +59,9 @@ def chat(
     no_speculation: o.NoSpeculation = False,
     max_context: o.MaxContext = None,
     threads: o.Threads = None,
+    runtime: o.Runtime = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
 ) -> None:
     """Talk with a model. /help lists the commands inside."""
     params = o.sampling_params(context.params)

@@ -69,6 +69,9 @@ def generate(
     max_context: o.MaxContext = None,
     max_batch: o.MaxBatch = 8,
     threads: o.Threads = None,
+    runtime: o.Runtime = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
 ) -> None:
     """Answer prompts. Uses the model's chat template unless --raw is given."""
     carry_out(read_tasks(prompts, file, jsonl), context.params)

@@ -12,6 +12,7 @@ from slipstream.cli.app import app
 
 if TYPE_CHECKING:
     from slipstream.models.files import ModelFile
+    from slipstream.targets.runtime import Choice
 
 ARCHITECTURE = (
     "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
@@ -26,13 +27,18 @@ def info(
     measure: Annotated[bool, typer.Option(help="Time memory and passes (some seconds).")] = True,
     max_context: o.MaxContext = None,
     threads: o.Threads = None,
+    runtime: o.Runtime = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
 ) -> None:
     """Show a model's size, its cache, its runtime, and the measured cost of passes."""
     from slipstream.llm import load_target, open_named
+    from slipstream.targets.runtime import choose
 
     file = open_named(model)
-    target = load_target(file, max_context, 1, threads)
-    found = describe(file, target)
+    choice = choose(file, runtime, device, dtype)
+    target = load_target(file, max_context, 1, threads, choice)
+    found = describe(file, target, choice)
     if measure:
         from slipstream.cli.measure import pass_costs
         from slipstream.kernels.measure import read_bandwidth
@@ -42,10 +48,14 @@ def info(
     typer.echo(json_format.dumps(found) if json else as_text(found))
 
 
-def describe(file: ModelFile, target: Any) -> dict[str, Any]:
+def describe(file: ModelFile, target: Any, choice: Choice) -> dict[str, Any]:
     """Everything that needs no clock."""
-    from slipstream.kernels import native
+    if choice.name == "native":
+        from slipstream.kernels import native
 
+        kernels, threads = native.active(), native.threads()
+    else:
+        kernels, threads = target.kernels(), target.threads()
     return {
         "model": file.name,
         "path": str(file.path),
@@ -57,10 +67,10 @@ def describe(file: ModelFile, target: Any) -> dict[str, Any]:
         **{name: getattr(file.config, name) for name in ARCHITECTURE},
         "chat_template": file.chat_template is not None,
         "licence": file.licence,
-        "runtime": "native",
-        "runtime_reason": f"architecture {file.config.architecture} is of the Llama family, weights are readable",
-        "kernels": native.active(),
-        "threads": native.threads(),
+        "runtime": choice.name,
+        "runtime_reason": choice.reason,
+        "kernels": kernels,
+        "threads": threads,
     }
 
 

@@ -29,6 +29,15 @@ NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain dec
 MaxContext = Annotated[int | None, typer.Option("--max-context", help="Tokens of prompt and answer together.")]
 MaxBatch = Annotated[int, typer.Option("--max-batch", help="Answers decoded side by side at most.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads; chosen by itself when not given.")]
+Runtime = Annotated[
+    str | None, typer.Option("--runtime", help="native or transformers; native where it can.", metavar="NAME")
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, mps or auto (transformers runtime).", metavar="NAME")
+]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16 or float16 (transformers runtime).", metavar="TYPE")
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of the answer at most.")]
 MinTokens = Annotated[int, typer.Option("--min-tokens", help="No end before this many tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
@@ -80,7 +89,18 @@ def load(options: Mapping[str, Any]) -> LLM:
     """The LLM that a command's options ask for."""
     from slipstream.llm import LLM
 
-    names = ("draft_model", "max_nodes", "shape", "verifier", "controller", "max_context", "threads")
+    names = (
+        "draft_model",
+        "max_nodes",
+        "shape",
+        "verifier",
+        "controller",
+        "max_context",
+        "threads",
+        "runtime",
+        "device",
+        "dtype",
+    )
     settings = {name: options[name] for name in names}
     settings["max_batch"] = options.get("max_batch", 1)
     return LLM(options["model"], options["draft"], **settings)

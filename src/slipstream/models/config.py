@@ -106,8 +106,38 @@ class _Keys:
         return ModelError(f"{self.source}: {self.prefix + key} {state}; the model's configuration is damaged")
 
 
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model", "hidden_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+}
+"""What config.json of families beyond Llama's calls the same numbers."""
+
+
+def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of another family under the usual keys: nested text settings on top, numbers by their own names.
+
+    What a family leaves unsaid gets its usual value; only the transformers runtime runs these, from its own reading.
+    """
+    nested = config.get("text_config")
+    found = {**config, **nested} if isinstance(nested, dict) else dict(config)
+    for name, others in _OTHER_NAMES.items():
+        values = [found[other] for other in (name, *others) if found.get(other) is not None]
+        if values:
+            found[name] = values[0]
+    if isinstance(found.get("hidden_size"), int):
+        found.setdefault("intermediate_size", 4 * found["hidden_size"])
+    return {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, **found, "model_type": config.get("model_type")}
+
+
 def config_from_hf(config: Mapping[str, Any], vocabulary: Vocabulary, folder: Path) -> ModelConfig:
     """The description from config.json and the folder's vocabulary. Raises ModelError naming the key."""
+    if config.get("model_type") not in _LLAMA_FAMILY:
+        config = _usual_names(config)
     keys = _Keys(config, str(folder / "config.json"))
     architecture = config.get("model_type")
     if not isinstance(architecture, str):

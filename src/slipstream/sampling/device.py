@@ -92,7 +92,7 @@ def _kept(z: Any, peak: Any, rule: Rule) -> Any:
     if rule.top_k <= 0 and rule.top_p >= 1.0:
         return keep
     # A stable descending sort leaves the lower id first among equals; what min_p cut goes last.
-    order = torch.where(keep, z, -torch.inf).sort(1, descending=True, stable=True).indices
+    order = torch.where(keep, z, -torch.inf).sort(stable=True, dim=1, descending=True).indices
     alive = keep.gather(1, order)
     if rule.top_k > 0:
         alive = alive & (torch.arange(z.shape[1], device=z.device) < rule.top_k)

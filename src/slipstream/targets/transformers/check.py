@@ -33,10 +33,8 @@ def adopt(target: Any, pack: bool = True) -> None:
     prompt = [token % target.vocab_size for token in (11, 7, 2, 9, 4, 8)]
     expected = _reference(target, prompt)
     model, before = target.model, target.model.config._attn_implementation
-    packed = 0
     if pack and target.device.type == "cpu" and available(target.dtype) and not hasattr(model, "hf_device_map"):
-        packed = pack_linears(model)
-        log.debug("%s: %d linear layers packed for oneDNN", target.name, packed)
+        target.packed = pack_linears(model)
     problem = "it does not take its attention from transformers' interface"
     if model._can_set_attn_implementation():
         passes.register()

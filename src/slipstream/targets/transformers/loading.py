@@ -59,20 +59,27 @@ class Placement:
 def load_model(model: str | Path | ModelFile, placement: Placement) -> tuple[Any, str, Sequence[int]]:
     """A loaded model in evaluation mode, its name, and the ids that are no tokens. Raises ModelError."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
     placement.check()
+    dtype = placement.torch_dtype()
     path, name, padding = _source(model)
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if path.suffix == ".gguf":
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     spread = {"device_map": placement.device} if placement.device in SPREAD else {}
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(**where)
         require_supported(config)
-        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=placement.torch_dtype(), **spread)
+        loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, **spread)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"transformers cannot load {name}: {reason[:300]}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     if not spread:
         if placement.dtype is None and placement.device in (None, "cpu") and loaded.dtype == torch.float16:
             loaded = loaded.float()

@@ -63,6 +63,8 @@ class TransformersTarget:
         self.device = model.get_input_embeddings().weight.device
         self.dtype = model.get_input_embeddings().weight.dtype
         self.by_interface = False
+        self.packed = 0
+        """Linear layers packed for oneDNN."""
         self._names = _argument_names(model)
         self._cache = SlotCache(slots, self.max_context)
         self._layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -124,6 +126,18 @@ class TransformersTarget:
     def free_slots(self) -> int:
         """Slots that can still be opened."""
         return self._cache.free
+
+    def kernels(self) -> str:
+        """What runs the passes, for people."""
+        attention = "own attention" if self.by_interface else "4-D masks"
+        packed = ", packed linears" if self.packed else ""
+        return (
+            f"torch {torch.__version__} on {self.device}, {str(self.dtype).removeprefix('torch.')}, {attention}{packed}"
+        )
+
+    def threads(self) -> int:
+        """Threads of torch on the CPU."""
+        return int(torch.get_num_threads())
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the weights and of the cache buffers that open slots hold."""

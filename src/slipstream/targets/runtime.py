@@ -1,0 +1,81 @@
+"""Which runtime runs a model, and why; nothing of torch is imported before it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream.core.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from slipstream.models.files import ModelFile
+    from slipstream.targets.base import Target
+
+RUNTIMES = ("native", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A runtime by name, the reason in words, and where and in which type it runs (for transformers)."""
+
+    name: str
+    reason: str
+    device: str | None = None
+    dtype: str | None = None
+
+
+def choose(file: ModelFile, runtime: str | None = None, device: str | None = None, dtype: str | None = None) -> Choice:
+    """Native where it can do what is asked for, else transformers. runtime: None lets this function decide.
+
+    device: None or cpu, or what only transformers has (cuda, cuda:1, mps, auto). dtype: None keeps the weights as they
+    are. Raises InputError for settings that contradict each other, UnsupportedError where native is insisted on.
+    """
+    from slipstream.targets.native.load import require_supported
+
+    if runtime is not None and runtime not in RUNTIMES:
+        raise InputError(f"unknown runtime {runtime!r}; choose one of: {', '.join(RUNTIMES)}")
+    wanted = [f"{name} {value}" for name, value in (("device", device), ("dtype", dtype)) if value not in (None, "cpu")]
+    if runtime == "native" and wanted:
+        raise InputError(f"the native runtime has no {wanted[0]}; it runs on the CPU in the file's own weight types")
+    if runtime == "transformers":
+        return Choice("transformers", "asked for", device, dtype)
+    if wanted:
+        return Choice("transformers", f"{' and '.join(wanted)} asked for", device, dtype)
+    try:
+        require_supported(file.config)
+    except UnsupportedError as error:
+        if runtime == "native":
+            raise
+        reason = (
+            str(error).removeprefix("the native target does not support ").removesuffix("; use the transformers target")
+        )
+        return Choice("transformers", f"native has no {reason}", device, dtype)
+    reason = f"architecture {file.config.architecture} is of the Llama family, weights are readable"
+    return Choice("native", "asked for" if runtime else reason)
+
+
+def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, threads: int | None) -> Target:
+    """The model in the chosen runtime. threads: for the whole process; None leaves them as they are.
+
+    Raises ModelError when the runtime is not installed.
+    """
+    if choice.name == "native":
+        from slipstream.kernels import native
+        from slipstream.targets.native.model import NativeTarget
+
+        if threads is not None:
+            native.set_threads(threads)
+        native.warn_if_slow()
+        return NativeTarget.load(file, max_context=max_context, slots=slots)
+    from slipstream.targets.transformers.require import require_torch
+
+    require_torch()
+    import torch
+
+    from slipstream.targets.transformers.loading import Placement
+    from slipstream.targets.transformers.model import TransformersTarget
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    placement = Placement(choice.device, choice.dtype)
+    return TransformersTarget.load(file, max_context, slots, placement=placement)
