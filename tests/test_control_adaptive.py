@@ -265,3 +265,15 @@ def test_fault_25_passes_are_never_more_than_tokens():
         made = beds.engine(target, drafters, controller=Adaptive(8))
         output = beds.answer(made, [1, 2], max_tokens=200, temperature=1.0, seed=4)
         assert output.speculation.num_steps <= len(output.token_ids) == 200
+
+
+def test_sources_that_always_agree_are_not_believed_twice():
+    """Two drafters with the same guesses, right half of the time: the chance of their common node stays a half."""
+
+    class Same(Guesser):
+        def propose(self, limit, step, rng):
+            return super().propose(limit, step, random.Random(step))
+
+    controller = Adaptive(4, "chain")
+    World([Same("a", 0.5, 1e-6), Same("b", 0.5, 1e-6)]).run(controller, 600)
+    assert controller.agreement.chance("a+b", 0.5, 1) == pytest.approx(0.5, abs=0.15)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from slipstream.control.asking import SLACK, START_DEPTH, Source
 from slipstream.control.base import StepCost
-from slipstream.control.calibrate import Calibrator
+from slipstream.control.calibrate import Calibrator, decided
 from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import TREE_WIDTH, check_shape
 from slipstream.control.merge import Ranked, best_chain, merge
@@ -19,6 +19,8 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 
 PASS_SLOPE = 0.03
 """Assumed cost of one more token row in a pass, in passes, until it is measured."""
+BOOK_FREE_EVERY = 8
+"""A source too cheap to be judged is timed only this often: booking it costs as much as asking it."""
 REMEASURE = 128
 """A step at least this often is plain, because everything is judged against its cost."""
 
@@ -41,11 +43,12 @@ class Adaptive:
         self.max_nodes, self.shape = max_nodes, shape
         self.width = width if shape == "tree" else 1
         self.passes = CostCurve(PASS_SLOPE, pass_costs)
-        self.calibrator = Calibrator()
+        self.calibrator, self.agreement = Calibrator(), Calibrator()
         self.sources: dict[str, Source] = {}
         self._verify = CostCurve(slope=0.0)
         self._asked: dict[str, int] = {}
         self._offers: dict[int, Sequence[Offers]] = {}
+        self._trees: dict[int, Ranked] = {}
         self._since_plain = 0
         # Rows for which each source was asked, in the step before and in this one.
         self._before: dict[str, set[int]] = {}
@@ -53,7 +56,7 @@ class Adaptive:
 
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """Full room for drafters whose time is worth it, none for the others."""
-        self._offers, self._asked = {}, {}
+        self._offers, self._trees, self._asked = {}, {}, {}
         self._before, self._now = self._now, {}
         count = sum(row.speculate for row in rows)
         none = [Limit(0, 0) for _ in rows]
@@ -82,9 +85,10 @@ class Adaptive:
         chances = [[self.calibrator.chances(offer) for offer in of_row] for of_row in offers]
         for name in asked:
             self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.nodes}
-        depths = {name: self._saw(name, offers, chances, limits) for name in asked}
+        depths = {name: self._saw(name, offers, chances, limits) for name in asked if self._book(name)}
         trees = [self._tree(of_row, beliefs) for of_row, beliefs in zip(offers, chances, strict=True)]
-        drafting = {name: self.sources[name].seconds(depths[name]) for name in asked}
+        self._trees = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+        drafting = {name: self.sources[name].seconds(depths.get(name, 1)) for name in asked}
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
         for name in names:
             if self.sources[name].free:
@@ -102,13 +106,19 @@ class Adaptive:
             if not self._asked.get(name):
                 source.pass_time(cost.pass_s)
         for seen in observations:
-            for offer in self._offers.pop(seen.row.id, ()):
+            offers = self._offers.pop(seen.row.id, ())
+            tree = self._trees.pop(seen.row.id, None)
+            if tree is not None and not tree.whole and sum(len(offer) > 0 for offer in offers) > 1:
+                for node, depth, hit in decided(tree.tokens, tree.parents, seen.verdict.tokens):
+                    self.agreement.observe(tree.labels[node], tree.beliefs[node], depth, hit)
+            for offer in offers:
                 surprise = self.calibrator.learn(offer, seen.verdict.tokens)
                 self.sources[offer.source].refund(surprise)
 
     def end(self, row: Row) -> None:
         """The row leaves."""
         self._offers.pop(row.id, None)
+        self._trees.pop(row.id, None)
 
     def _floor(self, rows: int) -> float:
         """Path probability below which one more level costs more than its token is worth at the present speed."""
@@ -118,6 +128,14 @@ class Adaptive:
             return 0.0
         node = self.passes.at(rows + 1) - plain
         return min(0.5, SLACK * (max(costs) + rows * node) / plain)
+
+    def _book(self, name: str) -> bool:
+        """Whether this answer of a source is looked at closely."""
+        source = self.sources[name]
+        if not source.free:
+            return True
+        source.asked += 1
+        return source.asked % BOOK_FREE_EVERY == 0
 
     def _saw(
         self,
@@ -163,7 +181,7 @@ class Adaptive:
         source.judge(True, (tokens, seconds - own, depth), (fewer, faster))
 
     def _tree(self, offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> Ranked:
-        tree = merge(offers, chances)
+        tree = merge(offers, chances, self.agreement.chance)
         return best_chain(tree) if self.shape == "chain" else tree
 
     def _best(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slipstream.control.cost import CostCurve
 
-FREE_SHARE = 0.01
+FREE_SHARE = 0.015
 """A drafter that takes less than this share of a plain step is always asked."""
 PROBE_SHARE = 0.007
 """Share of the time that may go into asking a drafter that does not pay, to see whether it pays again."""

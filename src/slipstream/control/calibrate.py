@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.tree import ANCHOR
@@ -92,19 +92,25 @@ class Calibrator:
         The emitted tokens decide every node whose parent lies on their path: so even plain decoding tells at no cost
         which first-level nodes would have been accepted, and a source that stopped paying is seen to come back.
         """
-        standing = {ANCHOR: 0}
         surprise = 0.0
-        for node, parent in enumerate(offers.parents):
-            depth = standing.get(parent)
-            if depth is None or depth >= len(emitted):
-                continue
-            hit = offers.tokens[node] == emitted[depth]
-            if hit and depth == 0:
+        for node, depth, hit in decided(offers.tokens, offers.parents, emitted):
+            if hit and depth == 1:
                 surprise = min(1.0, 2.0 - 2.0 * self.chance(offers.source, offers.probs[node], 1))
-            self.observe(offers.source, offers.probs[node], depth + 1, hit)
-            if hit:
-                standing[node] = depth + 1
+            self.observe(offers.source, offers.probs[node], depth, hit)
         return surprise
+
+
+def decided(tokens: Sequence[int], parents: Sequence[int], emitted: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    """(node, depth, right) of every node whose parent lies on the path of the emitted tokens."""
+    standing = {ANCHOR: 0}
+    for node, parent in enumerate(parents):
+        depth = standing.get(parent)
+        if depth is None or depth >= len(emitted):
+            continue
+        hit = tokens[node] == emitted[depth]
+        if hit:
+            standing[node] = depth + 1
+        yield node, depth + 1, hit
 
 
 def _level(depth: int) -> int:

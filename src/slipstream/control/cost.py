@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Mapping
 
@@ -69,7 +68,8 @@ class CostCurve:
             self._forget()
 
     def _weigh(self, size: int) -> None:
-        level = statistics.median([seconds for _, seconds in self._times[size]])
+        ordered = sorted([seconds for _, seconds in self._times[size]])
+        level = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         if abs(level - self._level.get(size, 0.0)) > CHANGE * level:
             self._level[size] = level
             self._table = np.zeros(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.core.tree import ANCHOR, Draft
@@ -18,7 +18,8 @@ class Ranked:
 
     tokens, parents: as in Draft. sources: the drafter whose estimate was highest.
     chances: probability of each node given its parent. reach: probability that its whole path is accepted,
-    never rising along the order. q: as in Draft, for drawn offers only.
+    never rising along the order. labels, beliefs: which sources offered a node ("a" or "a+b"), and the highest of their
+    chances, from which its own was made. drawn: as in Offers.
     whole: the tree must be verified whole, because its tokens are random draws.
     """
 
@@ -27,6 +28,8 @@ class Ranked:
     sources: list[str] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     reach: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    beliefs: list[float] = field(default_factory=list)
     drawn: Offers | None = None
 
     def __len__(self) -> int:
@@ -49,24 +52,36 @@ class Ranked:
 class _Node:
     token: int
     parent: int
+    depth: int
     chance: float
     best: float
     source: str
+    label: str
 
 
-def merge(offers: Sequence[Offers], probs: Sequence[Sequence[float]] | None = None) -> Ranked:
+Combine = Callable[[str, float, int], float]
+"""(label, belief, depth) to the chance of a node that several sources could have offered."""
+
+
+def merge(
+    offers: Sequence[Offers], probs: Sequence[Sequence[float]] | None = None, combine: Combine | None = None
+) -> Ranked:
     """All offers for one row as one ranked tree; the same token below the same path is one node.
 
     probs: the chances to use in place of the offers' own, one list per offer (calibrated ones).
-    Independent sources that agree confirm each other: the chance of a duplicate is 1 - prod(1 - chance). Siblings
-    exclude each other, so their chances are scaled down where they sum to more than one. A drawn offer is taken
-    whole, in its own order, and alone: leaving out or re-ranking draws would bias the classical verifiers.
+    Where several sources offer something, `combine` says what it means that just these offered a node; without it they
+    count as independent, and the chance of a duplicate is 1 - prod(1 - chance). Siblings exclude each other, so their
+    chances are scaled down where they sum to more than one. A drawn offer is taken whole, in its own order, and alone:
+    leaving out or re-ranking draws would bias the classical verifiers.
     """
     for offer in offers:
         if offer.drawn and len(offer):
             return _whole(offer)
     chances = probs if probs is not None else [offer.probs for offer in offers]
     nodes = _union(offers, chances)
+    if combine is not None and sum(len(offer) > 0 for offer in offers) > 1:
+        for node in nodes:
+            node.chance = min(combine(node.label, node.best, node.depth), MOST_CERTAIN)
     _share(nodes)
     reach: list[float] = []
     for node in nodes:
@@ -83,6 +98,8 @@ def merge(offers: Sequence[Offers], probs: Sequence[Sequence[float]] | None = No
         ranked.sources.append(node.source)
         ranked.chances.append(node.chance)
         ranked.reach.append(reach[index])
+        ranked.labels.append(node.label)
+        ranked.beliefs.append(node.best)
     return ranked
 
 
@@ -107,9 +124,11 @@ def _union(offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> list
             index = known.get((above, token))
             if index is None:
                 index = known[above, token] = len(nodes)
-                nodes.append(_Node(token, above, chance, chance, offer.source))
+                depth = 1 if above == ANCHOR else nodes[above].depth + 1
+                nodes.append(_Node(token, above, depth, chance, chance, offer.source, offer.source))
             else:
                 node = nodes[index]
+                node.label += "+" + offer.source
                 node.chance = min(1.0 - (1.0 - node.chance) * (1.0 - chance), MOST_CERTAIN)
                 if chance > node.best:
                     node.best, node.source = chance, offer.source
@@ -145,4 +164,6 @@ def best_chain(tree: Ranked) -> Ranked:
         [tree.sources[i] for i in nodes],
         [tree.chances[i] for i in nodes],
         [tree.reach[i] for i in nodes],
+        [tree.labels[i] for i in nodes],
+        [tree.beliefs[i] for i in nodes],
     )

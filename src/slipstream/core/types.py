@@ -70,7 +70,7 @@ class Limit:
     """How much drafters may offer for one row: nodes in all, depth of the tree, children per node.
 
     depths: a smaller depth for single drafters, by name; 0 means that this one is not asked at all.
-    floor: a drafter that pays for depth may stop where the probability of the whole path falls below it.
+    floor: drafters may stop where the probability of the whole path falls below it.
     """
 
     nodes: int

@@ -17,7 +17,7 @@ WIDTH = 4
 """Most children of a node, within the limit's width."""
 MOST_DEPTH = 8
 LEAST = 0.03
-"""Paths less probable than this are not offered."""
+"""Paths less probable than this, or than the limit's floor, are not offered."""
 MOST_CERTAIN = 0.98
 
 
@@ -68,5 +68,5 @@ class Recycling:
     def _tree(self, tokens: Sequence[int], limit: Limit) -> Offers:
         before = tokens[-2] if len(tokens) > 1 else NO_TOKEN
         room = (limit.nodes, min(limit.depth, MOST_DEPTH), min(limit.width, WIDTH))
-        drafted, parents, chances = self.table.tree(before, tokens[-1], room, (LEAST, MOST_CERTAIN))
+        drafted, parents, chances = self.table.tree(before, tokens[-1], room, (max(LEAST, limit.floor), MOST_CERTAIN))
         return Offers(self.name, drafted, parents, chances)

@@ -17,7 +17,7 @@ DOUBT = 3.0
 """Weight of the shorter contexts against one occurrence of a match of one token."""
 MOST_CERTAIN = 0.99
 LEAST = 0.03
-"""Paths less probable than this are not offered: no pass is so cheap that verifying them would pay."""
+"""Paths less probable than this, or than the limit's floor, are not offered: verifying them would not pay."""
 
 Guess = tuple[float, int, int, int, int]
 """Chance, when last seen, token, state after it, tokens that match there."""
@@ -88,13 +88,13 @@ class Suffix:
             return offers
         # Best path first; the counter keeps the order of siblings and makes equal ones comparable.
         waiting: list[tuple[float, int, float, int, int, int, int, int]] = []
-        order = 0
+        order, least = 0, max(LEAST, limit.floor)
         at: tuple[int, int, int, int, float] = (start, automaton.length[start], ANCHOR, 0, 1.0)
         while len(offers) < limit.nodes:
             state, match, parent, depth, reach = at
             if depth < limit.depth and state != NONE:
                 for chance, _, token, after, matched in predict(automaton, state, match, limit.width):
-                    if reach * chance < LEAST:
+                    if reach * chance < least:
                         break
                     order += 1
                     entry = (-reach * chance, order, chance, token, after, matched, parent, depth + 1)
