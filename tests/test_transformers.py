@@ -261,3 +261,21 @@ def test_the_check_runs_on_the_packed_model():
     assert ("PackedLinear" in kinds) == check.available(torch.float32)
     assert "Linear" not in kinds or not check.available(torch.float32)
     assert target.weights_bytes == TransformersTarget(torch_beds.tiny("llama"), pack=False).weights_bytes
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3-window", "gpt2"])
+def test_passes_of_fixed_width_equal_the_usual_ones(family):
+    """The shapes that CUDA graphs need, run without them: trees, windows, commits, and buffers that are used again."""
+    usual = TransformersTarget(torch_beds.tiny(family), slots=2)
+    fixed = TransformersTarget(torch_beds.tiny(family), slots=2, graphs="eager")
+    assert tree_error(fixed, torch_beds.tiny(family), [prompt(40)]) < 1e-5
+    places = set()
+    for seed in range(3):
+        prompts = [prompt(20, seed)]
+        params = SamplingParams(max_tokens=20, temperature=0.8, seed=seed)
+        found = [answers(engine_of(one, "suffix tree"), prompts, params)[0].token_ids for one in (usual, fixed)]
+        assert found[0] == found[1]
+        places |= {name for name, _ in fixed._fixed._made}
+    assert len(places) == 1
+    with pytest.raises(InputError, match="CUDA graphs were asked for, but the model is on cpu"):
+        TransformersTarget(torch_beds.tiny("llama"), graphs="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,5 +78,5 @@ def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, t
 
     if threads is not None:
         torch.set_num_threads(threads)
-    placement = Placement(choice.device, choice.dtype)
+    placement = Placement(choice.device, choice.dtype, graphs=os.environ.get("SLIPSTREAM_GRAPHS") or None)
     return TransformersTarget.load(file, max_context, slots, placement=placement)

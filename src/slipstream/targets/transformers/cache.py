@@ -12,6 +12,8 @@ from slipstream.core.errors import InputError
 
 FIRST_CAPACITY = 128
 """Rows of a slot's first buffers; they double when they are full."""
+KEPT_CAPACITY = 512
+"""The same when buffers are kept for recorded passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,24 @@ class SlotCache:
         self._open: set[int] = set()
         self._groups: list[tuple[LayerShape, int]] = []
         self._place: dict[int, tuple[int, int]] = {}
+        self._spare: list[_Slot] | None = None
+
+    @property
+    def layers(self) -> list[int]:
+        """Indices of the layers that store anything."""
+        return list(self._place)
+
+    def keep_buffers(self) -> None:
+        """From now on buffers of closed slots are kept and used again, at the same place in memory."""
+        self._spare = []
+
+    def slot_capacity(self, slot: int) -> int:
+        """Rows that a slot has buffers for."""
+        return self._slots[slot].capacity
+
+    def buffer_id(self, slot: int) -> int:
+        """A number for the place of a slot's buffers in memory."""
+        return int((self._slots[slot].buffers or [])[0][0].data_ptr())
 
     def describe(self, shapes: dict[int, LayerShape]) -> None:
         """Learn what the layers store, by layer index."""
@@ -96,6 +116,7 @@ class SlotCache:
     def close(self, slot: int) -> None:
         """Give the slot and its buffers back."""
         self.require(slot)
+        self._retire(self._slots[slot])
         self._slots[slot] = _Slot()
         self._open.remove(slot)
         self._closed.append(slot)
@@ -135,9 +156,11 @@ class SlotCache:
         held = self._slots[slot]
         if held.capacity < length + rows:
             grown = _Slot(length)
-            self._resize(grown, max(FIRST_CAPACITY, 1 << (length + rows - 1).bit_length()))
+            least = FIRST_CAPACITY if self._spare is None else KEPT_CAPACITY
+            self._resize(grown, max(least, 1 << (length + rows - 1).bit_length()))
             if length:
                 self._copy(held, grown, length)
+            self._retire(held)
             self._slots[slot] = grown
 
     def view(self, slot: int, layer: int, rows: int) -> tuple[Any, Any]:
@@ -165,13 +188,24 @@ class SlotCache:
                     buffer[:, :, into] = buffer.index_select(2, index.to(buffer.device, non_blocking=True))
         held.length += len(kept)
 
+    def _retire(self, slot: _Slot) -> None:
+        if self._spare is not None and slot.capacity:
+            self._spare.append(slot)
+
     def _resize(self, slot: _Slot, capacity: int) -> None:
         slot.capacity = capacity
+        for spare in self._spare or ():
+            if spare.capacity == capacity:
+                slot.buffers = spare.buffers
+                self._spare = [other for other in self._spare or () if other is not spare]
+                return
         slot.buffers = []
+        # Passes of fixed width read all of a buffer, and what they must not see counts 0 times; but 0 x NaN is NaN.
+        make = torch.empty if self._spare is None else torch.zeros
         for shape, layers in self._groups:
             options = {"device": shape.device, "dtype": shape.dtype}
-            keys = torch.empty((layers, shape.key_heads, capacity, shape.key_dim), **options)
-            values = torch.empty((layers, shape.value_heads, capacity, shape.value_dim), **options)
+            keys = make((layers, shape.key_heads, capacity, shape.key_dim), **options)
+            values = make((layers, shape.value_heads, capacity, shape.value_dim), **options)
             slot.buffers.append((keys, values))
 
     @staticmethod

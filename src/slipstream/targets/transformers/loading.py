@@ -27,12 +27,14 @@ class Placement:
 
     device: cpu, cuda, cuda:1, mps, or auto (and the other maps of accelerate) to spread it; None is the CPU. dtype:
     float32, bfloat16, float16 or their short names; None keeps that of the weights, but float16 becomes float32 on
-    the CPU. pack: on the CPU, use oneDNN's packed linears where they work.
+    the CPU. pack: on the CPU, use oneDNN's packed linears where they work. graphs: cuda to replay passes over one
+    answer as CUDA graphs.
     """
 
     device: str | None = None
     dtype: str | None = None
     pack: bool = True
+    graphs: str | None = None
 
     def torch_dtype(self) -> Any:
         """The type for transformers; "auto" for that of the weights. Raises InputError."""

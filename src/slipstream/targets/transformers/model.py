@@ -19,6 +19,7 @@ from slipstream.targets.transformers import passes
 from slipstream.targets.transformers.cache import LayerShape, SlotCache
 from slipstream.targets.transformers.check import adopt
 from slipstream.targets.transformers.features import FeatureTap
+from slipstream.targets.transformers.fixed import FixedPass, FixedRunner, width_of
 from slipstream.targets.transformers.loading import Placement, load_model
 from slipstream.targets.transformers.logits import Drawer, OnDevice, Rows
 from slipstream.targets.transformers.passes import Pass, PassRow
@@ -38,7 +39,8 @@ class TransformersTarget:
 
     model: a loaded transformers model for causal language modelling, from now on this object's own: its attention is
     replaced, and on the CPU its linear layers (`pack`). padding: ids that are no tokens. on_device: draw tokens where
-    the logits lie (None: when that is not the CPU). Raises UnsupportedError when the model's passes would not be exact.
+    the logits lie (None: when that is not the CPU). graphs: cuda to replay passes over one slot as CUDA graphs.
+    Raises UnsupportedError when the model's passes would not be exact.
     """
 
     row_invariant = False
@@ -54,6 +56,7 @@ class TransformersTarget:
         padding: Sequence[int] = (),
         pack: bool = True,
         on_device: bool | None = None,
+        graphs: str | None = None,
     ) -> None:
         longest = longest_context(model.config)
         if max_context is not None and not 0 < max_context <= longest:
@@ -75,7 +78,10 @@ class TransformersTarget:
         self._on_device = self.device.type not in ("cpu", "mps") if on_device is None else on_device
         self._pending: list[PassRow] = []
         self._debug = os.environ.get("SLIPSTREAM_DEBUG") == "1"
+        self._fixed: FixedRunner | None = None
         adopt(self, pack)
+        if graphs is not None:
+            self._fixed = FixedRunner(self._run_fixed, self._cache, self.device, graphs)
 
     @classmethod
     def load(
@@ -92,7 +98,9 @@ class TransformersTarget:
         """
         placement = placement or Placement()
         loaded, name, padding = load_model(model, placement)
-        return cls(loaded, name, max_context, slots, features, padding=padding, pack=placement.pack)
+        return cls(
+            loaded, name, max_context, slots, features, padding=padding, pack=placement.pack, graphs=placement.graphs
+        )
 
     @property
     def weights_bytes(self) -> int:
@@ -190,7 +198,7 @@ class TransformersTarget:
             raise InputError(f"a pass needs rows of distinct slots, got slots {slots}")
         with torch.inference_mode():
             plan = self._plan(rows)
-            logits = self._call(self.model, plan, tokens).logits[0, :, : self.vocab_size].float()
+            logits = self._logits(plan, tokens)[:, : self.vocab_size].float()
             if self._padding is not None:
                 logits[:, self._padding.to(logits.device)] = -torch.inf
             features = self._tap.take()
@@ -202,7 +210,8 @@ class TransformersTarget:
         bounds = np.cumsum([0, *(1 + len(row.draft) for row in rows)]).tolist()
         plan = []
         for row, (start, stop) in zip(rows, pairwise(bounds), strict=True):
-            self._cache.reserve(row.slot, stop - start, 1 + max(row.draft.depths(), default=0))
+            room = stop - start if self._fixed is None else width_of(stop - start) or stop - start
+            self._cache.reserve(row.slot, room, 1 + max(row.draft.depths(), default=0))
             plan.append(PassRow(row.slot, start, stop, self._cache.length(row.slot), row.draft))
         return plan
 
@@ -229,13 +238,24 @@ class TransformersTarget:
                 self._cache.commit(row.slot, [0, *(node + 1 for node in path)])
         self._pending = []
 
+    def _logits(self, rows: Sequence[PassRow], tokens: Sequence[int]) -> Any:
+        """Logits [rows of the pass, head]; one slot's in recorded form when that is on."""
+        if self._fixed is not None and len(rows) == 1 and self.by_interface and not self._tap.width:
+            made = self._fixed(tokens, rows[0])
+            if made is not None:
+                return made
+        return self._call(self.model, rows, tokens).logits[0]
+
+    def _run_fixed(self, plan: FixedPass) -> Any:
+        return self._run(self.model, plan, plan.ids, None).logits
+
     def _call(self, model: Any, rows: Sequence[PassRow], tokens: Sequence[int]) -> Any:
         plan = Pass(rows, self._cache, self.device, self.by_interface)
         ids = torch.tensor([list(tokens)]).to(self.device, non_blocking=True)
         mask = None if self.by_interface else plan.block_mask(self.dtype)
         return self._run(model, plan, ids, mask)
 
-    def _run(self, model: Any, plan: Pass, ids: Any, mask: Any) -> Any:
+    def _run(self, model: Any, plan: Pass | FixedPass, ids: Any, mask: Any) -> Any:
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": True, "return_dict": True}
         if "position_ids" in self._names:
             given["position_ids"] = plan.positions

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -67,6 +67,7 @@ class Pass:
     recorded: dict[int, LayerShape] | None = None
     """When set, the pass only records what each layer stores."""
     _ancestors: list[Any] = field(default_factory=list)
+    _additive: dict[tuple[int, int, Any], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         places = [row.length + depth for row in self.rows for depth in row.depths()]
@@ -89,6 +90,22 @@ class Pass:
             mask = mask.clone()
             mask[..., row.length :] &= seen
         return mask
+
+    def view(self, row: PassRow, layer: int) -> tuple[Any, Any]:
+        """Keys and values that the rows of a slot may look at, [1, heads, keys, dim]."""
+        return self.cache.view(row.slot, layer, row.length + row.count)
+
+    def additive(self, mask: Any, groups: int, query: Any) -> Any:
+        """A mask of `visible` as numbers to add to scores, once per group of query heads: [1, 1, groups x rows, keys].
+
+        Made once per pass, not once per layer.
+        """
+        name = (id(mask), groups, query.device)
+        if name not in self._additive:
+            numbers = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+            numbers.masked_fill_(~mask.to(query.device), -torch.inf)
+            self._additive[name] = numbers.repeat(1, 1, groups, 1)
+        return self._additive[name]
 
     def block_mask(self, dtype: Any) -> Any:
         """Additive [1, 1, rows, keys of all slots end to end]: 0 where a row may look."""
@@ -119,10 +136,38 @@ class Pass:
         return torch.cat([keys for keys, _ in views], 2), torch.cat([values for _, values in views], 2)
 
 
+class Plan(Protocol):
+    """What the cache layers and our attention ask of a pass."""
+
+    @property
+    def rows(self) -> Sequence[PassRow]:
+        """The slots' rows, in order."""
+
+    @property
+    def cache(self) -> SlotCache:
+        """Where keys and values lie."""
+
+    @property
+    def recorded(self) -> dict[int, LayerShape] | None:
+        """Not None while a pass only records what layers store."""
+
+    def visible(self, index: int, rule: Callable[..., Any]) -> Any:
+        """What a slot's rows may see under a mask rule."""
+
+    def view(self, row: PassRow, layer: int) -> tuple[Any, Any]:
+        """Keys and values that they may look at."""
+
+    def additive(self, mask: Any, groups: int, query: Any) -> Any:
+        """A mask as numbers to add to scores."""
+
+    def store(self, layer: int, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Write new rows."""
+
+
 class PassLayer(CacheLayerMixin):
     """What a model sees of one layer of the cache during a pass."""
 
-    def __init__(self, index: int, plan: Pass) -> None:
+    def __init__(self, index: int, plan: Plan) -> None:
         super().__init__()
         self.index, self.plan = index, plan
         self.is_initialized = True
@@ -151,11 +196,11 @@ class PassLayer(CacheLayerMixin):
         return self.plan.cache.max_context
 
 
-_running: ContextVar[Pass | None] = ContextVar("slipstream_pass", default=None)
+_running: ContextVar[Plan | None] = ContextVar("slipstream_pass", default=None)
 
 
 @contextmanager
-def running(plan: Pass, layers: int) -> Iterator[Cache]:
+def running(plan: Plan, layers: int) -> Iterator[Cache]:
     """While this lasts, models set to our attention follow the plan; yields the cache object to hand them."""
     token = _running.set(plan)
     try:
@@ -183,33 +228,29 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     made = []
     for row, mask in zip(plan.rows, attention_mask, strict=True):
-        keys, values = plan.cache.view(row.slot, module.layer_idx, row.length + row.count)
-        made.append(attend(query[:, :, row.start : row.stop], keys, values, mask, scaling, options))
+        keys, values = plan.view(row, module.layer_idx)
+        part = query[:, :, row.start : row.stop]
+        bias = None if mask is None else plan.additive(mask, query.shape[1] // keys.shape[1], query)
+        made.append(attend(part, keys, values, bias, scaling, options))
     return (made[0] if len(made) == 1 else torch.cat(made, 1)), None
 
 
-def attend(query: Any, keys: Any, values: Any, mask: Any, scaling: float | None, options: dict[str, Any]) -> Any:
+def attend(query: Any, keys: Any, values: Any, bias: Any, scaling: float | None, options: dict[str, Any]) -> Any:
     """One row: query heads that share a key head are stacked as further queries of it, so nothing is repeated."""
     heads, rows, groups = query.shape[1], query.shape[2], query.shape[1] // keys.shape[1]
     packed = query.reshape(1, keys.shape[1], groups * rows, query.shape[3])
-    if mask is not None:
-        mask = mask.to(query.device).repeat(1, 1, groups, 1)
     sinks, softcap = options.get("s_aux"), options.get("softcap")
     if sinks is None and softcap is None:
-        out = torch.nn.functional.scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scaling)
+        out = torch.nn.functional.scaled_dot_product_attention(packed, keys, values, attn_mask=bias, scale=scaling)
     else:
         scores = packed @ keys.transpose(2, 3) * (scaling or packed.shape[-1] ** -0.5)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
+        if bias is not None:
+            scores = scores + bias
         if sinks is not None:
-            column = (
-                sinks.reshape(1, keys.shape[1], groups, 1)
-                .repeat_interleave(rows, 2)
-                .reshape(1, keys.shape[1], groups * rows, 1)
-            )
-            scores = torch.cat((scores, column.to(scores.dtype)), -1)
+            per_row = sinks.reshape(1, keys.shape[1], groups, 1).expand(-1, -1, -1, rows)
+            scores = torch.cat((scores, per_row.reshape(1, keys.shape[1], groups * rows, 1).to(scores.dtype)), -1)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(packed.dtype)[..., : keys.shape[2]]
         out = weights @ values
     return out.reshape(1, heads, rows, values.shape[3]).transpose(1, 2)
