@@ -7,7 +7,7 @@ from typing import Any
 from slipstream.core.errors import ModelError, UnsupportedError
 
 INSTALL = "pip install 'slipstream[torch]'"
-POSITIONAL_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+POSITIONAL_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Layer types whose masks depend on positions alone: exact for any tree, and nothing to roll back but cache rows."""
 SWITCHING_ROPE = frozenset({"dynamic", "longrope"})
 """Rotations that change for all tokens once the context passes a length."""
@@ -36,11 +36,16 @@ def require_supported(config: Any) -> None:
         refuse("it is an encoder-decoder; only causal decoders can be run")
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
         refuse("its ALiBi biases follow the order of rows, so the nodes of a draft tree cannot be placed")
-    odd = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - POSITIONAL_LAYERS)
+    kinds = [kind for name in ("layer_types", "layers_block_type", "block_types") for kind in _list(text, name)]
+    odd = sorted(set(kinds) - POSITIONAL_LAYERS)
     if odd or _recurrent(config):
         refuse(f"its recurrent state cannot be rolled back ({', '.join(odd) or 'a recurrent or hybrid model'})")
-    if "local" in (getattr(text, "attention_layers", None) or ()):
+    if "local" in _list(text, "attention_layers"):
         refuse("its local attention counts rows, not positions")
+
+
+def _list(config: Any, name: str) -> list[str]:
+    return [str(kind) for kind in getattr(config, name, None) or ()]
 
 
 def _recurrent(config: Any) -> bool:
