@@ -39,6 +39,10 @@ class Draft:
         """Indices of the nodes below `parent` (`ANCHOR` for the root), in order."""
         return [node for node, above in enumerate(self.parents) if above == parent]
 
+    def child(self, parent: int, token: int) -> int | None:
+        """The node below `parent` that carries `token`; None when there is none."""
+        return next((node for node in self.children(parent) if self.tokens[node] == token), None)
+
     def path(self, node: int) -> list[int]:
         """Indices from the first level down to `node` itself; empty for the anchor."""
         nodes: list[int] = []

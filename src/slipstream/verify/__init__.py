@@ -56,10 +56,11 @@ def verify_rows(
     draw: draws the target's own tokens after all nodes at once, for logits that lie on a device; `coupled` needs
     nothing else of them, so that the logits stay there.
     """
-    drawn = draw(rows, drafts) if draw is not None and isinstance(verifier, Coupled) else None
-    if drawn is None or not isinstance(verifier, Coupled):
-        return [verifier(*given) for given in zip(logits, drafts, rows, strict=True)]
-    return [verifier(*given) for given in zip(logits, drafts, rows, drawn, strict=True)]
+    if draw is not None and isinstance(verifier, Coupled):
+        drawn = draw(rows, drafts)
+        if drawn is not None:
+            return [verifier(*given) for given in zip(logits, drafts, rows, drawn, strict=True)]
+    return [verifier(*given) for given in zip(logits, drafts, rows, strict=True)]
 
 
 def check_combination(name: str, shape: str, drafters: Collection[str], drawing: Collection[str] = ()) -> None:

@@ -33,24 +33,21 @@ class Coupled:
         drawn: the same decisions, made where the logits lie; these are then read only where a draw failed.
         """
         verdict = Verdict([], [])
-        child_of = {
-            (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-        }
         node: int | None = ANCHOR
         while node is not None:
-            path = verdict.tokens
+            place, path = node + 1, verdict.tokens
             try:
-                if drawn is not None and drawn.tokens[node + 1] >= 0:
-                    token, close = drawn.tokens[node + 1], drawn.close[node + 1]
+                if drawn is not None and drawn.tokens[place] >= 0:
+                    token, close = drawn.tokens[place], drawn.close[place]
                 else:
-                    token = row.sampler.draw(logits[node + 1], path)
-                    close = self._count_near_ties and row.sampler.near_tie(logits[node + 1], path)
-                verdict.near_ties += self._count_near_ties and close
+                    token = row.sampler.draw(logits[place], path)
+                    close = self._count_near_ties and row.sampler.near_tie(logits[place], path)
             except NonFiniteError as error:
                 verdict.error = str(error)
-                return verdict
+                break
+            verdict.near_ties += self._count_near_ties and close
             verdict.tokens.append(token)
-            node = child_of.get((node, token))
+            node = draft.child(node, token)
             if node is not None:
                 verdict.path.append(node)
         return verdict

@@ -30,7 +30,6 @@ class Rejection:
     def __call__(self, logits: NDArray[np.float32], draft: Draft, row: Row) -> Verdict:
         """logits [1 + nodes, vocab]: row 0 for the anchor, row i + 1 for node i."""
         verdict = Verdict([], [])
-        children = rules.children_by_parent(draft)
         accept = row.sampler.uniforms("accept", row.step, len(draft)) if len(draft) else ()
         parent = ANCHOR
         while True:
@@ -39,7 +38,7 @@ class Rejection:
             except NonFiniteError as error:
                 verdict.error = str(error)
                 return verdict
-            candidates = children.get(parent, [])
+            candidates = draft.children(parent)
             q = draft.q.get(parent) if draft.q else None
             node, p = self._try(candidates, draft.tokens, accept, (p, q))
             if node is None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import Draft
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,11 +48,3 @@ def sample(weights: Floats, uniform: float) -> int:
     running = np.cumsum(weights)
     index = int(np.searchsorted(running, uniform * running[-1], side="right"))
     return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
-
-
-def children_by_parent(draft: Draft) -> dict[int, list[int]]:
-    """Node indices below each parent, in order."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents):
-        children.setdefault(parent, []).append(node)
-    return children

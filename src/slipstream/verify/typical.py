@@ -10,7 +10,6 @@ import numpy as np
 from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Row, Verdict
-from slipstream.verify import rules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,23 +34,20 @@ class Typical:
 
     def __call__(self, logits: NDArray[np.float32], draft: Draft, row: Row) -> Verdict:
         """logits [1 + nodes, vocab]: row 0 for the anchor, row i + 1 for node i."""
-        children = rules.children_by_parent(draft)
-        paths: dict[int, list[int]] = {ANCHOR: []}
-        best: list[int] = []
+        standing, best = {ANCHOR}, ANCHOR
         try:
-            for parent in range(ANCHOR, len(draft)):
-                if parent not in paths:
+            for node in range(ANCHOR, len(draft)):
+                if node not in standing:
                     continue
-                best = max(best, paths[parent], key=len)
-                if parent in children:
-                    p = row.sampler.distribution(logits[parent + 1], [draft.tokens[node] for node in paths[parent]])
+                best = max(best, node, key=lambda end: len(draft.path(end)))
+                if children := draft.children(node):
+                    p = row.sampler.distribution(logits[node + 1], draft.path_tokens(node))
                     floor = self._floor(p)
-                    paths |= {n: [*paths[parent], n] for n in children[parent] if p[draft.tokens[n]] > floor}
-            tokens = [draft.tokens[node] for node in best]
-            own = row.sampler.draw(logits[best[-1] + 1 if best else 0], tokens)
+                    standing |= {child for child in children if p[draft.tokens[child]] > floor}
+            own = row.sampler.draw(logits[best + 1], draft.path_tokens(best))
         except NonFiniteError as error:
             return Verdict([], [], error=str(error))
-        return Verdict([*tokens, own], best)
+        return Verdict([*draft.path_tokens(best), own], draft.path(best))
 
     def _floor(self, p: NDArray[np.float64]) -> float:
         present = p[p > 0.0]
