@@ -59,7 +59,8 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     output = target.forward(batch.inputs(drafts))
     clock.lap("pass")
     verdicts = verify_rows(parts.verifier, output.logits, drafts, rows, output.draw)
-    clock.lap("verify")
+    # A device computes on while the host goes ahead; where the draw happens there, it is what waits for the pass.
+    clock.lap("verify" if output.draw is None else "pass")
     observations = batch.append(drafts, verdicts, output)
     clock.lap("rest")
     target.commit([seen.verdict.path for seen in observations])

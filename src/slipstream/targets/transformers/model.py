@@ -147,6 +147,11 @@ class TransformersTarget:
         """Threads of torch on the CPU."""
         return int(torch.get_num_threads())
 
+    def wait(self) -> None:
+        """Return when the device has done all it was given (for clocks)."""
+        if self.device.type in ("cuda", "mps", "xpu"):
+            getattr(torch, self.device.type).synchronize()
+
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the weights and of the cache buffers that open slots hold."""
         return {"weights": self.weights_bytes, "kv_used": self._cache.capacity * self._cache.row_bytes}
