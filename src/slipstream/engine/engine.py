@@ -233,7 +233,7 @@ class Engine:
         started = time.perf_counter()
         with contextlib.suppress(CacheFullError):
             output = self.target.forward([RowInput(row.slot, row.tokens[-1])])
-        output.logits[0][0].max()  # reading it waits for devices that compute on while the host goes ahead
+            output.logits[0][0].max()  # reading it waits for devices that compute on while the host goes ahead
             self._plain_steps.append(time.perf_counter() - started)
 
     def cancel(self, request: Request) -> None:
