@@ -12,7 +12,7 @@ import beds
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Limit, Offers, Row
-from slipstream.drafters import DraftSpec, build, drawing, parse
+from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
 from slipstream.drafters.guard import PATIENCE, Guard
 
 
@@ -20,11 +20,12 @@ from slipstream.drafters.guard import PATIENCE, Guard
     ("setting", "specs"),
     [
         ("none", []),
-        ("auto", [("suffix", "")]),
+        ("auto", [("suffix", ""), ("recycling", "")]),
         ("lookup", [("lookup", "")]),
         (" suffix , model:a/b:c ", [("suffix", ""), ("model", "a/b:c")]),
         ("model:C:\\x.gguf", [("model", "C:\\x.gguf")]),
-        ("auto,lookup", [("suffix", ""), ("lookup", "")]),
+        ("auto,lookup", [("suffix", ""), ("recycling", ""), ("lookup", "")]),
+        ("lookahead,corpus:my texts", [("lookahead", ""), ("corpus", "my texts")]),
     ],
 )
 def test_settings_are_read(setting, specs):
@@ -32,7 +33,7 @@ def test_settings_are_read(setting, specs):
 
 
 def test_auto_adds_the_draft_model_that_is_given():
-    assert parse("auto", "small") == [DraftSpec("suffix"), DraftSpec("model", "small")]
+    assert parse("auto", "small") == [DraftSpec("suffix"), DraftSpec("recycling"), DraftSpec("model", "small")]
     assert parse("lookup", "small") == [DraftSpec("lookup")]
     assert drawing(parse("auto", "small"), classical=True) == ["model"]
     assert drawing(parse("auto", "small"), classical=False) == []
@@ -41,12 +42,14 @@ def test_auto_adds_the_draft_model_that_is_given():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("medusa", ["'medusa'", "none, auto, lookup, suffix, recycling, model:NAME"]),
+        ("medusa", ["'medusa'", "none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME"]),
         ("", ["''", "choose from"]),
         ("lookup,,suffix", ["''"]),
         ("lookup:3", ["'lookup:3'"]),
         ("model", ["model:NAME"]),
         ("model:", ["model:NAME"]),
+        ("corpus", ["corpus:PATH"]),
+        ("auto,recycling", ["recycling twice"]),
         ("none,lookup", ["none cannot be combined"]),
         ("lookup,lookup", ["lookup twice"]),
         ("auto,suffix", ["suffix twice"]),
@@ -58,9 +61,11 @@ def test_settings_that_mean_nothing_are_refused(setting, words):
     assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize("word", ["lookahead", "corpus:/data", "head:/x"])
+@pytest.mark.parametrize("word", ["head:/x", "head"])
 def test_fault_24_reserved_drafters_are_refused_not_ignored(word):
-    with pytest.raises(UnsupportedError, match=r"not available.*lookup, suffix, recycling, model:NAME"):
+    with pytest.raises(
+        UnsupportedError, match=r"not available.*lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME"
+    ):
         parse(f"lookup,{word}")
 
 
@@ -71,8 +76,8 @@ def test_settings_become_drafters():
         loaded.append(name)
         return beds.TableTransformer()
 
-    made = build(parse("lookup,suffix,model:small"), 16, load)
-    assert [drafter.name for drafter in made] == ["lookup", "suffix", "model"]
+    made = build(parse("lookup,auto,lookahead,model:small"), Materials(vocab_size=16, load_model=load))
+    assert [drafter.name for drafter in made] == ["lookup", "suffix", "recycling", "lookahead", "model"]
     assert loaded == ["small"]
 
 

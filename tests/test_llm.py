@@ -128,14 +128,39 @@ def test_fault_24_a_bad_model_fails_at_start():
         LLM("smollm3")
 
 
-def test_fault_14_vocabularies_that_differ_are_refused(small, monkeypatch):
+def test_fault_14_vocabularies_that_differ_are_refused_by_classical_verifiers(small, monkeypatch):
     other = beds.SmallFile()
     other.name = "other"
     other.tokenizer().pieces[5] = b"five"
     monkeypatch.setattr(llm_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
     with pytest.raises(InputError, match=r"token 5 .*'five' in draft model other"):
-        LLM("small", draft="model:other")
+        LLM("small", draft="model:other", verifier="rejection", shape="chain")
     assert small == [], "refused before weights are read"
+
+
+def test_fault_14_vocabularies_that_differ_are_translated_with_a_notice(small, monkeypatch, caplog):
+    other = beds.SmallFile()
+    other.name = "other"
+    other.tokenizer().pieces[5] = b"five"
+    monkeypatch.setattr(llm_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
+    with LLM("small", draft="none") as llm:
+        plain = llm.generate("hello there", SamplingParams(max_tokens=30))
+    with LLM("small", draft="model:other", controller="fixed") as llm:
+        drafted = llm.generate("hello there", SamplingParams(max_tokens=30))
+    assert drafted[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+    assert drafted[0].outputs[0].speculation.drafted_by_source["model"] > 0
+    assert drafted[0].outputs[0].speculation.drafter_failures == 0
+    assert "other and small have different vocabularies" in caplog.text
+
+
+def test_the_recycling_table_is_kept_from_one_run_to_the_next(small, tmp_path):
+    path = tmp_path / "table.npz"
+    for _ in range(2):
+        with LLM("small", draft="recycling", recycling_table=path) as llm:
+            llm.generate("hello there", SamplingParams(max_tokens=30))
+        assert path.exists()
+    with pytest.raises(InputError, match="add recycling"):
+        LLM("small", draft="suffix", recycling_table=path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,7 +11,7 @@ from slipstream.control.base import Controller
 from slipstream.core.errors import InputError, NonFiniteError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Piece, RequestOutput
-from slipstream.drafters import DraftSpec, build, drawing, parse
+from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
 from slipstream.targets.runtime import Choice, choose, load
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from slipstream.targets.base import Target
 
 __all__ = ["CONTROLLERS", "LLM"]
+
+log = logging.getLogger(__name__)
 
 CONTROLLERS = ("adaptive", "fixed")
 CLASSICAL = ("rejection", "block")
@@ -36,15 +39,16 @@ Progress = Callable[[int, int], None]
 class LLM:
     """A model with its drafters.
 
-    model: a name (`slipstream models` lists them), a hub id, a GGUF file or a folder. draft: none, auto, lookup,
-    suffix, model:NAME, combined by commas; draft_model: the model that "auto" adds. max_nodes: draft nodes per row and
-    pass, 0 for plain decoding. shape: chain or tree (None: tree where the verifier takes trees). verifier: coupled
-    (the same tokens as plain decoding), rejection or block (the same distribution), typical (lossy). controller:
-    adaptive drafts only as much as pays on this machine, fixed always max_nodes. max_context: None takes the model's
-    own. max_batch: rows per pass. threads: None chooses. runtime: native, transformers, or None for native where it
-    can. device (cpu, cuda, mps, auto) and dtype (float32, bfloat16, float16) other than the CPU and the file's own are
-    for transformers. Raises InputError, ModelError or UnsupportedError; what cannot work together is refused before
-    any weight is read.
+    model: a name (`slipstream models` lists them), a hub id, a GGUF file or a folder. draft: none, auto (suffix and
+    recycling), lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME, combined by commas; draft_model: the
+    model that "auto" adds. max_nodes: draft nodes per row and pass, 0 for plain decoding. shape: chain or tree (None:
+    tree where the verifier takes trees). verifier: coupled (the same tokens as plain decoding), rejection or block
+    (the same distribution), typical (lossy). controller: adaptive drafts only as much as pays on this machine, fixed
+    always max_nodes. max_context: None takes the model's own. recycling_table: file in which "recycling" keeps what it
+    learned from one run to the next (None: nowhere). max_batch: rows per pass. threads: None chooses. runtime: native,
+    transformers, or None for native where it can. device (cpu, cuda, mps, auto) and dtype (float32, bfloat16, float16)
+    other than the CPU and the file's own are for transformers. Raises InputError, ModelError or UnsupportedError; what
+    cannot work together is refused before any weight is read.
     """
 
     def __init__(
@@ -63,17 +67,16 @@ class LLM:
         runtime: str | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        recycling_table: str | Path | None = None,
     ) -> None:
         specs = parse(draft, draft_model)
-        if draft_model is not None and DraftSpec("model", draft_model) not in specs:
-            raise InputError(f"draft_model is {draft_model!r} but draft is {draft!r}; say draft='auto'")
+        check_drafts(draft, specs, draft_model, recycling_table)
         shape = shape or ("chain" if verifier == "block" else "tree")
         governor = make_controller(controller, max_nodes, shape)
         check_numbers(max_batch=max_batch, threads=threads, max_context=max_context)
         check_rules(verifier, shape, specs)
         file = open_named(model)
-        draft_files = {spec.argument: open_draft(spec.argument, file) for spec in specs if spec.kind == "model"}
-
+        draft_files = open_drafts(specs, file, verifier in CLASSICAL)
         self.runtime = choose(file, runtime, device, dtype)
 
         from slipstream.engine.engine import Engine
@@ -83,26 +86,26 @@ class LLM:
         target = load_target(file, max_context, slots, threads, self.runtime)
 
         def load_draft(name: str) -> Target:
-            drafted = draft_files[name]
+            drafted, _ = draft_files[name]
             context = min(target.max_context, drafted.config.max_context)
             return load_target(drafted, context, slots, threads, choose(drafted, runtime, device, dtype))
 
         self._file, self._closed = file, False
-        self.draft, self.max_nodes, self.shape, self.verifier, self.controller = (
-            ",".join(f"{spec.kind}:{spec.argument}" if spec.argument else spec.kind for spec in specs) or "none",
-            max_nodes,
-            shape,
-            verifier,
-            controller,
-        )
+        self.draft = ",".join(map(str, specs)) or "none"
+        self.max_nodes, self.shape, self.verifier, self.controller = max_nodes, shape, verifier, controller
         self.target = target
         self.tokenizer: Tokenizer = file.tokenizer()
+        foreign = {name: drafted.tokenizer() for name, (drafted, differs) in draft_files.items() if differs}
+        self._drafters = build(
+            specs,
+            Materials(target.vocab_size, load_draft, verifier in CLASSICAL, self.tokenizer, foreign, recycling_table),
+        )
         self._engine = Engine(
             target,
             self.tokenizer,
             make_verifier(verifier, count_near_ties=not target.row_invariant),
             governor,
-            build(specs, target.vocab_size, load_draft, classical=verifier in CLASSICAL),
+            self._drafters,
             max_batch=max_batch,
             keep_prefixes=KEPT_PREFIXES,
         )
@@ -252,8 +255,14 @@ class LLM:
         self._engine.forget()
 
     def close(self) -> None:
-        """Free the cache; the object is of no use after it."""
+        """Free the cache, save what drafters keep; the object is of no use after it.
+
+        Raises InputError when the recycling table cannot be written.
+        """
         self._engine.forget()
+        if not self._closed:
+            for drafter in self._drafters:
+                getattr(drafter, "close", lambda: None)()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -271,6 +280,16 @@ def make_controller(name: str, max_nodes: int, shape: str) -> Controller:
     if name not in CONTROLLERS:
         raise InputError(f"unknown controller {name!r}; choose one of: {', '.join(CONTROLLERS)}")
     return Fixed(max_nodes, shape) if name == "fixed" else Adaptive(max_nodes, shape)
+
+
+def check_drafts(
+    draft: str, specs: Sequence[DraftSpec], draft_model: str | None, recycling_table: str | Path | None
+) -> None:
+    """Refuse settings of drafters that are not asked for."""
+    if draft_model is not None and DraftSpec("model", draft_model) not in specs:
+        raise InputError(f"draft_model is {draft_model!r} but draft is {draft!r}; say draft='auto'")
+    if recycling_table is not None and DraftSpec("recycling") not in specs:
+        raise InputError(f"recycling_table is given but draft is {draft!r}; add recycling to it")
 
 
 def check_rules(verifier: str, shape: str, specs: Sequence[DraftSpec]) -> None:
@@ -303,14 +322,26 @@ def load_target(
     return load(file, choice or choose(file), max_context, slots, threads)
 
 
-def open_draft(name: str, target: ModelFile) -> ModelFile:
-    """A draft model, opened; refused unless both models mean the same text by the same ids."""
+def open_drafts(specs: Sequence[DraftSpec], target: ModelFile, classical: bool) -> dict[str, tuple[ModelFile, bool]]:
+    """The draft models by name, as `open_draft` gives them."""
+    names = [spec.argument for spec in specs if spec.kind == "model"]
+    return {name: open_draft(name, target, classical) for name in names}
+
+
+def open_draft(name: str, target: ModelFile, classical: bool = False) -> tuple[ModelFile, bool]:
+    """A draft model, opened, and whether its text must be translated because its tokens are not the target's.
+
+    Raises InputError where translation is no option: the classical verifiers need the draft model's own distribution.
+    """
     from slipstream.drafters.small_model import check_vocabulary
 
     file = open_named(name)
     ours, theirs = target.tokenizer(), file.tokenizer()
-    if ours.fingerprint() != theirs.fingerprint():
+    if ours.fingerprint() == theirs.fingerprint():
+        return file, False
+    if classical:
         texts = [[maker.token_text(index) for index in range(maker.vocab_size)] for maker in (ours, theirs)]
         check_vocabulary(texts[0], texts[1], target.name, file.name)
         raise UnsupportedError(f"draft model {file.name} and target {target.name} differ in the bytes of some tokens")
-    return file
+    log.warning("%s and %s have different vocabularies: drafts are translated through text", file.name, target.name)
+    return file, True

@@ -59,6 +59,7 @@ def chat(
     no_speculation: o.NoSpeculation = False,
     max_context: o.MaxContext = None,
     threads: o.Threads = None,
+    recycling_table: o.RecyclingTable = None,
     runtime: o.Runtime = None,
     device: o.Device = None,
     dtype: o.Dtype = None,

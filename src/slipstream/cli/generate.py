@@ -69,6 +69,7 @@ def generate(
     max_context: o.MaxContext = None,
     max_batch: o.MaxBatch = 8,
     threads: o.Threads = None,
+    recycling_table: o.RecyclingTable = None,
     runtime: o.Runtime = None,
     device: o.Device = None,
     dtype: o.Dtype = None,

@@ -18,9 +18,17 @@ DEFAULT_MODEL = "smollm2"
 Model = Annotated[str, typer.Option("--model", "-m", help="Name, hub id, GGUF file or folder.")]
 System = Annotated[str | None, typer.Option("--system", help="System message put before the conversation.")]
 Draft = Annotated[
-    str, typer.Option("--draft", help="none, auto, lookup, suffix, model:NAME; combine with commas.", metavar="HOW")
+    str,
+    typer.Option(
+        "--draft",
+        help="none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME; combine with commas.",
+        metavar="HOW",
+    ),
 ]
 DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Model that --draft auto adds.")]
+RecyclingTable = Annotated[
+    str | None, typer.Option("--recycling-table", help="File in which recycling keeps what it learned.", metavar="PATH")
+]
 MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Draft nodes per pass at most; 0 is plain decoding.")]
 Shape = Annotated[str | None, typer.Option("--shape", help="chain or tree.", metavar="SHAPE")]
 Verifier = Annotated[str, typer.Option("--verifier", help="coupled, rejection, block or typical (lossy).")]
@@ -102,5 +110,6 @@ def load(options: Mapping[str, Any]) -> LLM:
         "dtype",
     )
     settings = {name: options[name] for name in names}
+    settings["recycling_table"] = options.get("recycling_table")
     settings["max_batch"] = options.get("max_batch", 1)
     return LLM(options["model"], options["draft"], **settings)

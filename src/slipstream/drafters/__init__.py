@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from slipstream.drafters.base import Drafter
+    from slipstream.models.tokenizer import Tokenizer
     from slipstream.targets.base import Target
 
-__all__ = ["AVAILABLE", "DraftSpec", "build", "drawing", "parse"]
+__all__ = ["AVAILABLE", "DraftSpec", "Materials", "build", "drawing", "parse"]
 
-AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "model:NAME")
+AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "lookahead", "corpus:PATH", "model:NAME")
 """The words of a draft setting; all but the first may be combined by commas."""
-RESERVED = ("lookahead", "corpus", "head")
+WITH_ARGUMENT = {"model": "the name of a model: model:NAME", "corpus": "a file or folder: corpus:PATH"}
+RESERVED = ("head",)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """One drafter asked for: its kind and, for a model, the model's name."""
+    """One drafter asked for: its kind and, where it takes one, its argument: a model's name, a path."""
 
     kind: str
     argument: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
 
 def parse(setting: str, draft_model: str | None = None) -> list[DraftSpec]:
     """The drafters that a setting such as "suffix,model:NAME" asks for; none of them is loaded yet.
 
-    draft_model: the model that "auto" adds to suffix when one is given apart. Raises InputError for words that are
-    unknown, doubled or without their name, UnsupportedError for reserved ones.
+    "auto" is suffix and recycling, and draft_model when one is given. Raises InputError for words that are unknown,
+    doubled or without their name, UnsupportedError for reserved ones.
     """
     words = [word.strip() for word in setting.split(",")]
     specs: list[DraftSpec] = []
@@ -51,16 +58,17 @@ def _expand(word: str, draft_model: str | None) -> list[DraftSpec]:
     choose = f"choose from {', '.join(AVAILABLE)} (combine with commas)"
     if kind in RESERVED:
         raise UnsupportedError(f"drafter {word!r} is not available in this version; {choose}")
-    if kind == "model":
+    if kind in WITH_ARGUMENT:
         if not argument:
-            raise InputError("draft 'model' needs the name of a model: model:NAME")
-        return [DraftSpec("model", argument)]
+            raise InputError(f"draft {kind!r} needs {WITH_ARGUMENT[kind]}")
+        return [DraftSpec(kind, argument)]
     if colon or kind not in AVAILABLE:
         raise InputError(f"unknown drafter {word!r}; {choose}")
     if kind == "none":
         return []
     if kind == "auto":
-        return [DraftSpec("suffix")] + ([DraftSpec("model", draft_model)] if draft_model else [])
+        model = [DraftSpec("model", draft_model)] if draft_model else []
+        return [DraftSpec("suffix"), DraftSpec("recycling"), *model]
     return [DraftSpec(kind)]
 
 
@@ -69,29 +77,80 @@ def drawing(specs: Sequence[DraftSpec], classical: bool) -> list[str]:
     return [spec.kind for spec in specs if classical and spec.kind == "model"]
 
 
-def build(
-    specs: Sequence[DraftSpec], vocab_size: int, load_model: Callable[[str], Target], classical: bool = False
-) -> list[Drafter]:
-    """The drafters themselves. load_model: name to a target of the same vocabulary, which it must have checked.
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What drafters are made of.
 
-    vocab_size: the target's. classical: models draw at random and report their distribution (for rejection, block).
+    vocab_size: the target's. load_model: name to a loaded model. classical: models draw at random and report their
+    distribution (for rejection, block). tokenizer: the target's, for drafters that read text. foreign: tokenizers of
+    the draft models whose vocabulary differs, by name. recycling_table: file in which recycling keeps its table.
     """
-    made: list[Drafter] = []
-    for spec in specs:
-        if spec.kind == "lookup":
-            from slipstream.drafters.lookup import Lookup
 
-            made.append(Lookup())
-        elif spec.kind == "suffix":
-            from slipstream.drafters.suffix import Suffix
+    vocab_size: int
+    load_model: Callable[[str], Target]
+    classical: bool = False
+    tokenizer: Tokenizer | None = None
+    foreign: Mapping[str, Tokenizer] = field(default_factory=dict)
+    recycling_table: str | Path | None = None
 
-            made.append(Suffix())
-        elif spec.kind == "recycling":
-            from slipstream.drafters.recycling import Recycling
 
-            made.append(Recycling(vocab_size))
-        else:
-            from slipstream.drafters.small_model import SmallModel
+def build(specs: Sequence[DraftSpec], given: Materials) -> list[Drafter]:
+    """The drafters themselves. Raises InputError when a file or folder they need is not what it should be."""
+    return [_MAKERS[spec.kind](spec.argument, given) for spec in specs]
 
-            made.append(SmallModel(load_model(spec.argument), vocab_size, classical))
-    return made
+
+def _lookup(_: str, given: Materials) -> Drafter:
+    from slipstream.drafters.lookup import Lookup
+
+    return Lookup()
+
+
+def _suffix(_: str, given: Materials) -> Drafter:
+    from slipstream.drafters.suffix import Suffix
+
+    return Suffix()
+
+
+def _recycling(_: str, given: Materials) -> Drafter:
+    from slipstream.drafters.recycling import Recycling
+
+    if given.recycling_table is None or given.tokenizer is None:
+        return Recycling(given.vocab_size)
+    from pathlib import Path
+
+    return Recycling(given.vocab_size, Path(given.recycling_table), given.tokenizer.fingerprint())
+
+
+def _lookahead(_: str, given: Materials) -> Drafter:
+    from slipstream.drafters.lookahead import Lookahead
+
+    return Lookahead()
+
+
+def _corpus(path: str, given: Materials) -> Drafter:
+    from slipstream.drafters.corpus import Corpus
+    from slipstream.drafters.corpus_store import open_corpus
+
+    if given.tokenizer is None:
+        raise InputError(f"draft 'corpus:{path}' needs the target's tokenizer")
+    return Corpus(open_corpus(path, given.tokenizer, given.vocab_size), given.vocab_size)
+
+
+def _model(name: str, given: Materials) -> Drafter:
+    if name in given.foreign and given.tokenizer is not None:
+        from slipstream.drafters.translated import Translated
+
+        return Translated(given.load_model(name), given.vocab_size, given.tokenizer, given.foreign[name])
+    from slipstream.drafters.small_model import SmallModel
+
+    return SmallModel(given.load_model(name), given.vocab_size, given.classical)
+
+
+_MAKERS: dict[str, Callable[[str, Materials], Drafter]] = {
+    "lookup": _lookup,
+    "suffix": _suffix,
+    "recycling": _recycling,
+    "lookahead": _lookahead,
+    "corpus": _corpus,
+    "model": _model,
+}
