@@ -29,8 +29,8 @@ class Grammar(Protocol):
         """Extend the committed output."""
 
 
-class _Touched:
-    """Growing columns, one line per token whose logit the bias or a penalty can change."""
+class _Columns:
+    """The columns of `Touched`, growing: one line per token whose logit the bias or a penalty can change."""
 
     def __init__(self) -> None:
         self.line: dict[int, int] = {}
@@ -52,6 +52,13 @@ class _Touched:
             self.ids[line] = token
         return line
 
+    def copy(self) -> Touched:
+        """The lines that are in use."""
+        size = len(self.line)
+        return Touched(
+            self.ids[:size].copy(), self.bias[:size].copy(), self.seen[:size].copy(), self.count[:size].copy()
+        )
+
 
 class Processors:
     """All processors of one row, with the committed history they depend on.
@@ -72,85 +79,71 @@ class Processors:
                 raise InputError(f"{name} names token {wrong[0]}; this model's ids are 0 to {vocab_size - 1}")
         ends = () if params.ignore_eos else tuple(token for token in end_ids if 0 <= token < vocab_size)
         self._bans = np.array(sorted({*stops, *ends}), np.int64)
-        self._repeats = params.repetition_penalty != 1.0
-        self._counts = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-        self._touched = _Touched()
+        repeats = params.repetition_penalty != 1.0
+        self._penalises = repeats or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        self._columns = _Columns()
         # A new line may move the columns: the line comes first, then the column.
         for token, value in params.logit_bias.items():
-            line = self._touched.line_of(token)
-            self._touched.bias[line] = value
-        if self._repeats:
-            for token in dict.fromkeys(prompt_tokens):
-                line = self._touched.line_of(token)
-                self._touched.seen[line] = True
+            line = self._columns.line_of(token)
+            self._columns.bias[line] = value
+        for token in dict.fromkeys(prompt_tokens) if repeats else ():
+            line = self._columns.line_of(token)
+            self._columns.seen[line] = True
 
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the committed output."""
         self._length += len(tokens)
-        self._count(tokens, 1.0)
+        for token in tokens if self._penalises else ():
+            line = self._columns.line_of(token)
+            self._columns.seen[line] = True
+            self._columns.count[line] += 1.0
 
-    def _count(self, tokens: Sequence[int], change: float) -> None:
-        if self._repeats or self._counts:
-            for token in tokens:
-                line = self._touched.line_of(token)
-                self._touched.count[line] += change
-                self._touched.seen[line] = True
+    def question(self, key: int, path: Sequence[int]) -> Question:
+        """What is done to any logits after `path`."""
+        params = self._params
+        banned = len(self._bans) > 0 and self._length + len(path) < params.min_tokens
+        return Question(
+            key,
+            touched=self._touched(path),
+            banned=self._bans if banned else None,
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+        )
+
+    def _touched(self, path: Sequence[int]) -> Touched | None:
+        """The tokens that bias and penalties change after `path`; None when there are none."""
+        lines = [self._columns.line_of(token) for token in path] if self._penalises else []
+        if not self._columns.line:
+            return None
+        touched = self._columns.copy()
+        for line in lines:
+            touched.seen[line] = True
+            touched.count[line] += 1.0
+        return touched
 
     def __call__(
         self, logits: NDArray[np.float32], path: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The changed tokens after `path` and their processed logits (float64)."""
-        banned = len(self._bans) > 0 and self._length + len(path) < self._params.min_tokens
-        if not self._touched.line and not (path and (self._repeats or self._counts)):
-            return (self._bans, np.full(len(self._bans), -np.inf)) if banned else (NO_IDS, NO_VALUES)
-        ids, values = self._adjusted(logits, path)
-        if banned:
-            keep = np.isin(ids, self._bans, invert=True)
-            ids = np.concatenate((ids[keep], self._bans))
-            values = np.concatenate((values[keep], np.full(len(self._bans), -np.inf)))
+        question = self.question(0, path)
+        ids, values = NO_IDS, NO_VALUES
+        if question.touched is not None:
+            ids, values = question.touched.ids, _penalised(logits, question, question.touched)
+        if question.banned is not None:
+            keep = np.isin(ids, question.banned, invert=True)
+            ids = np.concatenate((ids[keep], question.banned))
+            values = np.concatenate((values[keep], np.full(len(question.banned), -np.inf)))
         return ids, values
 
-    def _adjusted(
-        self, logits: NDArray[np.float32], path: Sequence[int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        params, touched = self._params, self.touched(path)
-        values = logits[touched.ids].astype(np.float64) + touched.bias
-        if self._repeats:
-            penalty = params.repetition_penalty
-            penalised = np.where(values > 0.0, values / penalty, values * penalty)
-            values = np.where(touched.seen, penalised, values)
-        if self._counts:
-            values = values - params.frequency_penalty * touched.count
-            values = values - params.presence_penalty * (touched.count > 0.0)
-        return touched.ids, values
 
-    def touched(self, path: Sequence[int]) -> Touched:
-        """The tokens that bias and penalties change after `path`, copied."""
-        touched = self._touched
-        lines = [touched.line_of(token) for token in path] if self._repeats else []
-        seen_before = [bool(touched.seen[line]) for line in lines]
-        self._count(path, 1.0)
-        size = len(touched.line)
-        found = Touched(
-            touched.ids[:size].copy(),
-            touched.bias[:size].copy(),
-            touched.seen[:size].copy(),
-            touched.count[:size].copy(),
-        )
-        self._count(path, -1.0)
-        for token, before in zip(path, seen_before, strict=False):
-            if not before:
-                touched.seen[touched.line[token]] = False
-        return found
-
-    def question(self, key: int, path: Sequence[int]) -> Question:
-        """What `__call__` would do to any logits after `path`."""
-        params = self._params
-        banned = len(self._bans) > 0 and self._length + len(path) < params.min_tokens
-        question = Question(key, banned=self._bans if banned else None)
-        if self._touched.line or (path and (self._repeats or self._counts)):
-            question.touched = self.touched(path)
-            question.repetition = params.repetition_penalty
-            question.frequency, question.presence = params.frequency_penalty, params.presence_penalty
-            question.counts = self._counts
-        return question
+def _penalised(logits: NDArray[np.float32], question: Question, touched: Touched) -> NDArray[np.float64]:
+    """Bias and penalties, in their order."""
+    values = logits[touched.ids].astype(np.float64) + touched.bias
+    if question.repetition != 1.0:
+        penalised = np.where(values > 0.0, values / question.repetition, values * question.repetition)
+        values = np.where(touched.seen, penalised, values)
+    if question.counts:
+        values = values - question.frequency * touched.count
+        values = values - question.presence * (touched.count > 0.0)
+    return values

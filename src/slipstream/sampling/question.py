@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,5 +34,8 @@ class Question:
     repetition: float = 1.0
     frequency: float = 0.0
     presence: float = 0.0
-    counts: bool = field(default=False)
-    """True when frequency or presence penalties are on."""
+
+    @property
+    def counts(self) -> bool:
+        """True when frequency or presence penalties are on."""
+        return self.frequency != 0.0 or self.presence != 0.0

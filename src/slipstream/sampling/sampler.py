@@ -42,7 +42,8 @@ class RowSampler:
         self._length = len(prompt_tokens)
         top_k = params.top_k if 0 < params.top_k < vocab_size else 0
         cuts = kernels.Rule(params.temperature, params.min_p, top_k, params.top_p)
-        self._rule = kernels.Rule() if params.greedy else cuts
+        self.rule = kernels.Rule() if params.greedy else cuts
+        """Temperature and cuts; all of them off when greedy."""
 
     def draw(self, logits: NDArray[np.float32], path: Sequence[int]) -> int:
         """The target's own token after `path`: argmax of processed scores plus keyed noise, lowest id on ties."""
@@ -65,7 +66,7 @@ class RowSampler:
     def distribution(self, logits: NDArray[np.float32], path: Sequence[int]) -> NDArray[np.float64]:
         """Probabilities [vocab] after every processor; one-hot when greedy."""
         logits, ids, values = self._processed(logits, path)
-        probabilities = kernels.distribution(logits, ids, values, self._rule)
+        probabilities = kernels.distribution(logits, ids, values, self.rule)
         if probabilities is None:
             raise self._broken(logits, path)
         return probabilities
@@ -74,11 +75,6 @@ class RowSampler:
         """True when the best two scores lie within 1e-3."""
         _, scores = self.top(logits, path, 2)
         return len(scores) > 1 and scores[0] - scores[1] < NEAR_TIE
-
-    @property
-    def rule(self) -> kernels.Rule:
-        """Temperature and cuts; all of them off when greedy."""
-        return self._rule
 
     def question(self, path: Sequence[int]) -> Question:
         """What decides the token after `path` but for the logits (`draw`'s twin on a device asks)."""
@@ -119,7 +115,7 @@ class RowSampler:
         path: Sequence[int],
         count: int,
     ) -> tuple[list[int], list[float]]:
-        tokens, scores = kernels.select(logits, *changes, self._rule, self._key(path), count)
+        tokens, scores = kernels.select(logits, *changes, self.rule, self._key(path), count)
         if not tokens:
             raise self._broken(logits, path)
         return tokens, scores
