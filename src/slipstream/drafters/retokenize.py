@@ -71,9 +71,13 @@ class Mirror:
             if bytes(self.data[self.ends[back - 1] : self.ends[back - 1] + 1]) in (b" ", b"\n"):
                 keep = back
                 break
-        while 0 < keep < len(self.ids) and self.ends[keep - 1] == self.ends[keep]:
-            keep -= 1  # no token ends there alone
+        while 0 < keep < len(self.ids) and (self.ends[keep - 1] == self.ends[keep] or self._inside(keep)):
+            keep -= 1
         return keep
+
+    def _inside(self, keep: int) -> bool:
+        """Whether a character goes on after so many tokens."""
+        return self.data[self.ends[keep - 1]] & 0xC0 == 0x80
 
     def _encode(self, start: int) -> None:
         stretches = self._stretches(start)
