@@ -132,7 +132,7 @@ class Counting(type(beds.letters(8))):
         super().__init__([chr(97 + i).encode() for i in range(8)])
         self.texts = []
 
-    def encode(self, text, add_special=False, parse_special=True):
+    def encode(self, text, add_special=False):
         self.texts.append(text)
         return super().encode(text, add_special)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,8 +35,8 @@ HIDDEN = "."
 class Encoder(Protocol):
     """What a tokenizer must do."""
 
-    def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Ids of a text."""
+    def encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Ids of a text given as (stretch, parse control tokens in it)."""
 
     def fingerprint(self) -> str:
         """Equal for equal vocabularies."""
@@ -174,7 +174,7 @@ def tokens_of(path: Path, tokenizer: Encoder, separator: int) -> NDArray[np.uint
         return np.zeros(0, np.uint32)
     ids: list[int] = []
     for piece in _pieces(text):
-        ids += tokenizer.encode(piece, parse_special=False)
+        ids += tokenizer.encode_parts([(piece, False)])
     return np.array([*ids, separator], np.uint32)
 
 
