@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.errors import CacheFullError, InputError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import Draft
 from slipstream.targets.base import RowInput
@@ -244,6 +244,27 @@ def test_slots_grow_fork_truncate_and_close():
         target.prefill(slot, prompt(80))
     with pytest.raises(InputError, match="not open"):
         target.length(fork)
+
+
+def test_a_device_without_memory_is_a_full_cache(monkeypatch):
+    """The engine can then make room; what was there stays."""
+    target = TransformersTarget(torch_beds.tiny("llama"), slots=3)
+    tokens, slot = prompt(200), target.open()
+    target.prefill(slot, tokens[:100])
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        with pytest.raises(CacheFullError, match="no memory for 256 more cache rows"):
+            target.prefill(slot, tokens[100:199])
+        with pytest.raises(CacheFullError):
+            target.fork(slot, 50)
+    assert target.free_slots == 2
+    target.prefill(slot, tokens[100:199])
+    logits = target.forward([RowInput(slot, tokens[199])]).logits[0][0]
+    assert worst(logits, fresh(torch_beds.tiny("llama"), tokens)[-1]) < 1e-5
 
 
 def test_fault_14_padding_has_probability_zero():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import CacheFullError, InputError
 
 FIRST_CAPACITY = 128
 """Rows of a slot's first buffers; they double when they are full."""
@@ -34,8 +34,7 @@ class LayerShape:
 
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        size = torch.empty(0, dtype=self.dtype).element_size()
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * int(size)
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * int(self.dtype.itemsize)
 
 
 @dataclass(slots=True)
@@ -143,13 +142,20 @@ class SlotCache:
             raise InputError(f"cannot fork slot {slot} at {length}; it holds {self._slots[slot].length} tokens")
         copy = self.open()
         if length:
-            self._resize(self._slots[copy], self._slots[slot].capacity)
+            try:
+                self._allocate(self._slots[copy], self._slots[slot].capacity)
+            except CacheFullError:
+                self.close(copy)
+                raise
             self._copy(self._slots[slot], self._slots[copy], length)
         self._slots[copy].length = length
         return copy
 
     def reserve(self, slot: int, rows: int, depth: int) -> None:
-        """Room for `rows` more rows, of which at most `depth` become committed. Raises InputError past the context."""
+        """Room for `rows` more rows, of which at most `depth` become committed.
+
+        Raises InputError past the context, CacheFullError without memory.
+        """
         length = self.length(slot)
         if length + depth > self.max_context:
             raise InputError(f"slot {slot} would hold {length + depth} tokens, over the context of {self.max_context}")
@@ -191,6 +197,17 @@ class SlotCache:
     def _retire(self, slot: _Slot) -> None:
         if self._spare is not None and slot.capacity:
             self._spare.append(slot)
+
+    def _allocate(self, slot: _Slot, capacity: int) -> None:
+        """As `_resize`. Raises CacheFullError when the device has no memory for it."""
+        try:
+            self._resize(slot, capacity)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            slot.capacity, slot.buffers = 0, None
+            raise CacheFullError(
+                f"no memory for {capacity} more cache rows ({capacity * self.row_bytes / 2**20:.0f} MiB); "
+                "run fewer or shorter requests at once, or lower max_context"
+            ) from error
 
     def _resize(self, slot: _Slot, capacity: int) -> None:
         slot.capacity = capacity
