@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from native_beds import cache_of, logits_of, model, opened, random_tree, same_bits, target, tokens
 from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft, chain
-from slipstream.kernels.passes import BLOCK as KERNEL_BLOCK
+from slipstream.kernels.passes import BLOCK, SEGMENT
 from slipstream.targets.base import RowInput
-from slipstream.targets.native.kv import BLOCK, BlockPool, Slots
+from slipstream.targets.native.kv import BlockPool, Slots
 from slipstream.targets.native.model import NativeTarget
 
 
@@ -279,7 +281,9 @@ def test_bad_rows_are_refused():
 
 
 def test_block_sizes_agree():
-    assert BLOCK == KERNEL_BLOCK
+    constants = (Path(__file__).parent.parent / "csrc" / "ops.h").read_text()
+    assert f"kKvBlock = {BLOCK};" in constants
+    assert f"kSegment = {SEGMENT};" in constants
     small = NativeTarget.load(model("llama"), max_context=50, slots=2)
     assert small._slots.tables.shape == (2, 2)
     assert small.kv_bytes_per_token == 4 * 2 * 2 * 2 * 16

@@ -22,7 +22,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-"""Inputs and bytes of one block of each weight type, as files hold them; in the order of `enum class Type`."""
+"""Values and bytes of one block of each supported type, as files hold them; in the order of `enum class Type`."""
 TYPES = list(BLOCKS)
 
 

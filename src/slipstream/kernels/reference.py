@@ -146,9 +146,3 @@ def multiply(x: NDArray[np.float32], columns: NDArray[np.float32]) -> NDArray[np
     for i in range(columns.shape[0]):
         total = fma(x[:, i, None], columns[i], total)
     return total
-
-
-def unpack_row(packed: Packed, row: int) -> NDArray[np.float32]:
-    """One row of the weights as float32 [in]."""
-    values: NDArray[np.float32] = weights(packed, row, row + 1)[0]
-    return values

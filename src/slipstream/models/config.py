@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class ModelConfig:
                     f"{name} is {value}, not an even number up to {most}; the model's configuration is damaged"
                 )
 
+    @property
+    def padding_ids(self) -> list[int]:
+        """Ids that are no tokens, ascending: unused ones and those the head has beyond the token list."""
+        return sorted({*self.unused_ids, *range(self.token_count, self.vocab_size)})
+
 
 class _Keys:
     """Typed access to a table of settings; errors name the source and the key."""
@@ -104,6 +110,19 @@ class _Keys:
     def error(self, key: str, value: object) -> ModelError:
         state = "is missing" if value is None else f"is {str(value)[:80]!r}"
         return ModelError(f"{self.source}: {self.prefix + key} {state}; the model's configuration is damaged")
+
+
+@contextmanager
+def _other_families(architecture: str) -> Iterator[None]:
+    """What is missing from a description of another family is no damage: the family is not supported."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except ModelError as error:
+        if architecture in _LLAMA_FAMILY:
+            raise
+        raise UnsupportedError(f"architecture {architecture} is not of the Llama family ({error})") from None
 
 
 _OTHER_NAMES = {
@@ -142,7 +161,7 @@ def config_from_hf(config: Mapping[str, Any], vocabulary: Vocabulary, folder: Pa
     architecture = config.get("model_type")
     if not isinstance(architecture, str):
         raise keys.error("model_type", architecture)
-    try:
+    with _other_families(architecture):
         heads, hidden = keys.integer("num_attention_heads"), keys.integer("hidden_size")
         rope = config.get("rope_parameters") or {}
         if not isinstance(rope, dict):
@@ -174,12 +193,6 @@ def config_from_hf(config: Mapping[str, Any], vocabulary: Vocabulary, folder: Pa
             unused_ids=vocabulary.unused_ids,
             **flags,
         )
-    except UnsupportedError:
-        raise
-    except ModelError as error:
-        if architecture in _LLAMA_FAMILY:
-            raise
-        raise UnsupportedError(f"architecture {architecture} is not of the Llama family ({error})") from None
 
 
 def _hf_flags(config: Mapping[str, Any], architecture: str) -> dict[str, bool]:
@@ -217,7 +230,7 @@ def _hf_rope_scaling(raw: Any, keys: _Keys) -> dict[str, Any]:
     kind = raw.get("rope_type", raw.get("type", "default"))
     numbers = _Keys(raw, keys.source, "")
     if kind in ("default", "mrope"):
-        return {"type": "default" if kind == "default" else kind}
+        return {"type": kind}
     if kind == "linear":
         return {"type": "linear", "factor": numbers.number("factor")}
     if kind == "llama3":
@@ -239,7 +252,7 @@ def config_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{file.path}: tensor token_embd.weight is missing; the file is incomplete, fetch it again")
-    try:
+    with _other_families(architecture):
         heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
         head_dim = keys.integer("attention.key_length", hidden // heads)
         return ModelConfig(
@@ -267,12 +280,6 @@ def config_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> ModelConfig:
             bos_id=vocabulary.bos_id,
             unused_ids=vocabulary.unused_ids,
         )
-    except UnsupportedError:
-        raise
-    except ModelError as error:
-        if architecture in _LLAMA_FAMILY:
-            raise
-        raise UnsupportedError(f"architecture {architecture} is not of the Llama family ({error})") from None
 
 
 def _gguf_rope_scaling(file: GGUFFile, keys: _Keys) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,6 +78,14 @@ class ModelFile(ABC):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, built on first use."""
 
+    def _weigh(self, sizes: Sequence[tuple[str, int]]) -> None:
+        """Sum up (type, bytes) of all tensors."""
+        totals: dict[str, int] = {}
+        for kind, size in sizes:
+            totals[kind] = totals.get(kind, 0) + size
+        self.weights_bytes = sum(totals.values())
+        self.weight_types = ", ".join(sorted(totals, key=lambda kind: -totals[kind]))
+
 
 class GGUFModel(ModelFile):
     """A GGUF file. Files of architecture `llama` have the rows of q and k permuted for interleaved rotary pairs."""
@@ -94,8 +103,7 @@ class GGUFModel(ModelFile):
         self.chat_template = _text(metadata.get("tokenizer.chat_template"))
         self.licence = _text(metadata.get("general.license"))
         self.template_tokens = self._template_tokens()
-        sizes = [(info.type, info.size or 0) for info in self.file.tensors.values()]
-        self.weights_bytes, self.weight_types = sum(size for _, size in sizes), _by_bytes(sizes)
+        self._weigh([(info.type, info.size or 0) for info in self.file.tensors.values()])
         self._gguf_names = {_hf_name(name): name for name in self.file.tensors}
 
     def _template_tokens(self) -> dict[str, str]:
@@ -156,7 +164,7 @@ class FolderModel(ModelFile):
         self.vocabulary = vocabulary_from_hf(self._tokenizer_json, self.settings, ends, bos, str(path))
         self.config = config_from_hf(raw, self.vocabulary, path)
         self.weights = SafetensorsFolder(path)
-        self.weights_bytes, self.weight_types = self.weights.nbytes(), _by_bytes(self.weights.types())
+        self._weigh(self.weights.sizes())
         self.chat_template = self._find_template()
         self.template_tokens = self._template_tokens()
 
@@ -242,13 +250,6 @@ def _hf_name(gguf_name: str) -> str:
         return f"model.layers.{int(match[1])}.{_GGUF_BLOCK[match[2]]}.{match[3]}"
     stem, _, kind = gguf_name.rpartition(".")
     return f"{_GGUF_TOP[stem]}.{kind}" if stem in _GGUF_TOP else gguf_name
-
-
-def _by_bytes(entries: list[tuple[str, int]]) -> str:
-    totals: dict[str, int] = {}
-    for kind, size in entries:
-        totals[kind] = totals.get(kind, 0) + size
-    return ", ".join(sorted(totals, key=lambda kind: -totals[kind]))
 
 
 def _text(value: Any) -> str | None:

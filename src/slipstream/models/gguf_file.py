@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import ModelError, UnsupportedError
-from slipstream.models.tensor import BLOCKS, Tensor
+from slipstream.kernels.packed import BLOCKS
+from slipstream.models.mapped import map_file
+from slipstream.models.tensor import Tensor
 
 _SCALARS = {
     0: ("u8", struct.Struct("<B")),
@@ -60,7 +62,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map = _map_file(path)
+        self._map = map_file(path, "GGUF", header=24)
         reader = _Reader(self._map, path)
         self.version, tensor_count, key_count = reader.header()
         self.metadata: Mapping[str, Any] = reader.keys(key_count)
@@ -84,16 +86,6 @@ class GGUFFile:
             rows *= size
         raw = self._bytes[info.start : info.start + info.size].reshape(rows, -1)
         return Tensor(info.type, info.shape, raw)
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size < 24:
-                raise ModelError(f"{path}: not a GGUF file (shorter than its header); fetch it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 class _Reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import ModelError, UnsupportedError
-from slipstream.models.tensor import BLOCKS, Tensor
+from slipstream.kernels.packed import BLOCKS
+from slipstream.models.mapped import map_file
+from slipstream.models.tensor import Tensor
 
 _SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2,
@@ -28,13 +29,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                if path.stat().st_size < 10:
-                    raise ModelError(f"{path}: not a safetensors file (shorter than its header); fetch it again")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
+        self._map = map_file(path, "safetensors", header=10)
         length = int.from_bytes(self._map[:8], "little")
         if length > min(_MAX_HEADER, len(self._map) - 8):
             raise ModelError(f"{path}: damaged safetensors file (header of {length} bytes); fetch it again")
@@ -114,11 +109,7 @@ class SafetensorsFolder:
         """Names of all tensors."""
         return list(self._owner)
 
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(self._shards[shard].tensors[name][3] for name, shard in self._owner.items())
-
-    def types(self) -> list[tuple[str, int]]:
+    def sizes(self) -> list[tuple[str, int]]:
         """(type, bytes) of every tensor."""
         found = [self._shards[shard].tensors[name] for name, shard in self._owner.items()]
         return [(kind, size) for kind, _, _, size in found]

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import CacheFullError, InputError, ModelError
+from slipstream.kernels.passes import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-BLOCK = 32
-"""Positions per block; the compiled core relies on it."""
 
 
 def reserve_memory(floats: int) -> NDArray[np.float32]:

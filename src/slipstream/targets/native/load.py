@@ -8,8 +8,8 @@ import numpy as np
 
 from slipstream.core.errors import InputError, ModelError, UnsupportedError
 from slipstream.kernels.pack import pack_stacked
+from slipstream.kernels.packed import BLOCKS
 from slipstream.kernels.passes import DecoderShape, DecoderWeights, LayerWeights
-from slipstream.models.tensor import BLOCKS
 from slipstream.targets.native.rope import frequencies
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import numpy as np
 
 from slipstream.core.errors import InputError
 from slipstream.kernels.decoder import make_decoder
-from slipstream.kernels.passes import DecoderWeights, Pass
+from slipstream.kernels.passes import BLOCK, DecoderWeights, Pass
 from slipstream.models.files import ModelFile, open_model
 from slipstream.targets.base import PassOutput, RowInput
 from slipstream.targets.native.buffers import Buffers
-from slipstream.targets.native.kv import BLOCK, BlockPool, Slots
+from slipstream.targets.native.kv import BlockPool, Slots
 from slipstream.targets.native.load import decoder_shape, load_weights, require_supported
 from slipstream.targets.native.rope import RopeTables
 
@@ -62,7 +62,7 @@ class NativeTarget:
         self._rope = RopeTables(config)
         self._decoder.rope(self._rope.cos, self._rope.sin)
         self._buffers = Buffers()
-        self._padding = _padding_ids(config)
+        self._padding = _selection(config.padding_ids)
         self._pending: list[tuple[int, int, int]] = []
         self._debug = os.environ.get("SLIPSTREAM_DEBUG") == "1"
 
@@ -229,11 +229,10 @@ def _pool_blocks(max_context: int, slots: int, block_bytes: int) -> int:
     return max(per_slot, min(slots * per_slot, memory // block_bytes))
 
 
-def _padding_ids(config: ModelConfig) -> NDArray[np.intp] | slice | None:
-    """Ids that are no tokens: unused ones and those the head has beyond the token list."""
-    unused = sorted({*config.unused_ids, *range(config.token_count, config.vocab_size)})
-    if not unused:
+def _selection(ids: list[int]) -> NDArray[np.intp] | slice | None:
+    """Ascending ids as the fastest index of columns; None for none."""
+    if not ids:
         return None
-    if unused == list(range(unused[0], unused[-1] + 1)):
-        return slice(unused[0], unused[-1] + 1)
-    return np.asarray(unused, np.intp)
+    if ids == list(range(ids[0], ids[-1] + 1)):
+        return slice(ids[0], ids[-1] + 1)
+    return np.asarray(ids, np.intp)
