@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from native_beds import typed
 from slipstream import SamplingParams
 from slipstream.control.fixed import Fixed
 from slipstream.drafters.lookup import Lookup
@@ -15,7 +17,7 @@ from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
 from slipstream.engine.engine import Engine
 from slipstream.models.chat import chat_prompt
-from slipstream.models.files import open_model
+from slipstream.models.files import ModelFile, open_model
 from slipstream.models.registry import ensure
 from slipstream.targets.native.model import NativeTarget
 from slipstream.verify import make_verifier
@@ -64,11 +66,34 @@ def prompts(count: int) -> list[str]:
     return rounds[:count]
 
 
+class Recoded(ModelFile):
+    """A model whose matrices are unpacked and stored as another type, as a converted copy holds them."""
+
+    def __init__(self, file: ModelFile, kind: str) -> None:
+        self._file, self._kind = file, kind
+        self.name, self.config, self.weights_bytes = file.name, file.config, file.weights_bytes
+        self.chat_template, self.template_tokens = file.chat_template, file.template_tokens
+
+    def names(self):
+        return self._file.names()
+
+    def tokenizer(self):
+        return self._file.tokenizer()
+
+    def tensor(self, name):
+        found = self._file.tensor(name)
+        return typed(found.float32(), self._kind) if len(found.shape) > 1 else found
+
+
+def load(file: ModelFile):
+    """File, tokenizer, target, and the same again to draft with."""
+    targets = [NativeTarget.load(file, max_context=2048, slots=24) for _ in range(2)]
+    return file, file.tokenizer(), *targets
+
+
 @pytest.fixture(scope="module")
 def model():
-    file = open_model(ensure("smollm2"))
-    load = lambda: NativeTarget.load(file, max_context=2048, slots=24)  # noqa: E731
-    return file, file.tokenizer(), load(), load()
+    return load(open_model(ensure("smollm2")))
 
 
 def make_engine(model, draft: str = "", max_batch: int = 1) -> Engine:
@@ -85,12 +110,12 @@ def answers(engine: Engine, texts: list[list[int]], params: SamplingParams, **op
     return [result.outputs[0].token_ids for result in results]
 
 
-def check_identity(model, count: int, tokens: int, params_name: str) -> None:
+def check_identity(model, count: int, tokens: int, params_name: str, drafts: Sequence[str] = DRAFTS) -> None:
     params = SamplingParams(max_tokens=tokens, **PARAMS[params_name])
     texts = [chat_prompt(model[0], [{"role": "user", "content": text}]).token_ids for text in prompts(count)]
     expected = [answers(make_engine(model), [text], params)[0] for text in texts]
     assert answers(make_engine(model, max_batch=5), texts, params) == expected, "plain, in a batch"
-    for draft in DRAFTS:
+    for draft in drafts:
         alone = make_engine(model, draft)
         assert [answers(alone, [text], params)[0] for text in texts] == expected, f"{draft}, alone"
         assert answers(make_engine(model, draft, max_batch=5), texts, params) == expected, f"{draft}, in a batch"
@@ -105,6 +130,25 @@ def test_identity_with_plain_decoding(model, params_name):
 @pytest.mark.parametrize("params_name", PARAMS)
 def test_identity_with_plain_decoding_over_all_categories(model, params_name):
     check_identity(model, 30, 48, params_name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def test_identity_for_other_weight_types(model, kind):
+    recoded = load(Recoded(model[0], kind))
+    for params_name in PARAMS:
+        check_identity(recoded, 4, 16, params_name, ("suffix", "lookup and model tree"))
+    if kind == "F32":  # quantised weights give the tokens of their unpacked copy
+        texts = [chat_prompt(model[0], [{"role": "user", "content": text}]).token_ids for text in prompts(4)]
+        params = SamplingParams(max_tokens=64, **PARAMS["sampled"])
+        assert answers(make_engine(recoded), texts, params) == answers(make_engine(model), texts, params)
+
+
+@pytest.mark.full
+def test_identity_for_k_quants(model):
+    qwen = load(open_model(ensure("qwen2.5-coder-1.5b")))
+    for params_name in PARAMS:
+        check_identity(qwen, 2, 12, params_name, ("suffix", "model tree"))
 
 
 @pytest.mark.parametrize("params_name", PARAMS)
