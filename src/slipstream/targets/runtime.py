@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.errors import InputError
 
 if TYPE_CHECKING:
     from slipstream.models.files import ModelFile
@@ -31,7 +31,7 @@ def choose(file: ModelFile, runtime: str | None = None, device: str | None = Non
     device: None or cpu, or what only transformers has (cuda, cuda:1, mps, auto). dtype: None keeps the weights as they
     are. Raises InputError for settings that contradict each other, UnsupportedError where native is insisted on.
     """
-    from slipstream.targets.native.load import require_supported
+    from slipstream.targets.native.load import require_supported, unsupported
 
     if runtime is not None and runtime not in RUNTIMES:
         raise InputError(f"unknown runtime {runtime!r}; choose one of: {', '.join(RUNTIMES)}")
@@ -42,17 +42,13 @@ def choose(file: ModelFile, runtime: str | None = None, device: str | None = Non
         return Choice("transformers", "asked for", device, dtype)
     if wanted:
         return Choice("transformers", f"{' and '.join(wanted)} asked for", device, dtype)
-    try:
+    if runtime == "native":
         require_supported(file.config)
-    except UnsupportedError as error:
-        if runtime == "native":
-            raise
-        reason = (
-            str(error).removeprefix("the native target does not support ").removesuffix("; use the transformers target")
-        )
-        return Choice("transformers", f"native has no {reason}", device, dtype)
-    reason = f"architecture {file.config.architecture} is of the Llama family, weights are readable"
-    return Choice("native", "asked for" if runtime else reason)
+        return Choice("native", "asked for")
+    missing = unsupported(file.config)
+    if missing is not None:
+        return Choice("transformers", f"native has no {missing}", device, dtype)
+    return Choice("native", f"architecture {file.config.architecture} is of the Llama family, weights are readable")
 
 
 def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, threads: int | None) -> Target:

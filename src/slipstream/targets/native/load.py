@@ -10,7 +10,7 @@ from slipstream.core.errors import InputError, ModelError, UnsupportedError
 from slipstream.kernels.pack import pack_stacked
 from slipstream.kernels.packed import BLOCKS
 from slipstream.kernels.passes import DecoderShape, DecoderWeights, LayerWeights
-from slipstream.targets.native.rope import frequencies
+from slipstream.targets.native.rope import unsupported_rope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,23 +25,26 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
+def unsupported(config: ModelConfig) -> str | None:
+    """The property of this model that the native target cannot compute exactly; None when it can run the model."""
+    if config.architecture not in ARCHITECTURES:
+        return f"architecture {config.architecture!r} (supported: {', '.join(ARCHITECTURES)})"
+    if config.sliding_window is not None:
+        return f"a sliding window ({config.sliding_window}) shorter than the context ({config.max_context})"
+    if config.activation not in ("silu", "swish"):
+        return f"activation {config.activation!r} (supported: silu)"
+    if config.quantization is not None:
+        return f"weights quantised by {config.quantization!r}; GGUF files may be quantised"
+    if config.rotary_dim != config.head_dim:
+        return f"rotation of {config.rotary_dim} of {config.head_dim} values of a head"
+    return unsupported_rope(config)
+
+
 def require_supported(config: ModelConfig) -> None:
     """Raise UnsupportedError, naming the property, unless the native target computes this model exactly."""
-
-    def refuse(what: str) -> None:
-        raise UnsupportedError(f"the native target does not support {what}; use the transformers target")
-
-    if config.architecture not in ARCHITECTURES:
-        refuse(f"architecture {config.architecture!r} (supported: {', '.join(ARCHITECTURES)})")
-    if config.sliding_window is not None:
-        refuse(f"a sliding window ({config.sliding_window}) shorter than the context ({config.max_context})")
-    if config.activation not in ("silu", "swish"):
-        refuse(f"activation {config.activation!r} (supported: silu)")
-    if config.quantization is not None:
-        refuse(f"weights quantised by {config.quantization!r}; GGUF files may be quantised")
-    if config.rotary_dim != config.head_dim:
-        refuse(f"rotation of {config.rotary_dim} of {config.head_dim} values of a head")
-    frequencies(config)
+    missing = unsupported(config)
+    if missing is not None:
+        raise UnsupportedError(f"the native target does not support {missing}; use the transformers target")
 
 
 def feature_layers(layers: Sequence[int], config: ModelConfig) -> tuple[int, ...]:

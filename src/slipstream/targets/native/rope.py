@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from slipstream.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,8 +15,19 @@ if TYPE_CHECKING:
 ROPE_TYPES = ("default", "linear", "llama3", "factors")
 
 
+def unsupported_rope(config: ModelConfig) -> str | None:
+    """What of the model's rotation is not supported; None when all is."""
+    scaling, pairs = config.rope_scaling, config.head_dim // 2
+    if scaling["type"] not in ROPE_TYPES:
+        return f"rope scaling {scaling['type']!r} (supported: {', '.join(ROPE_TYPES[:3])})"
+    divisors = len(scaling.get("factors", ()))
+    if scaling["type"] == "factors" and divisors != pairs:
+        return f"{divisors} frequency divisors for {pairs} pairs"
+    return None
+
+
 def frequencies(config: ModelConfig) -> NDArray[np.float64]:
-    """Radians per position of each rotated pair, [head_dim / 2], scaling applied. Raises UnsupportedError by name."""
+    """Radians per position of each rotated pair, [head_dim / 2], scaling applied, which must be supported."""
     scaling = config.rope_scaling
     kind = scaling["type"]
     base = config.rope_theta ** -(np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
@@ -26,18 +36,12 @@ def frequencies(config: ModelConfig) -> NDArray[np.float64]:
     if kind == "linear":
         return np.asarray(base / scaling["factor"])
     if kind == "factors":
-        divisors = np.asarray(scaling["factors"], np.float64)
-        if divisors.shape != base.shape:
-            raise UnsupportedError(f"rope has {divisors.size} frequency divisors for {base.size} pairs")
-        return np.asarray(base / divisors)
-    if kind == "llama3":
-        return _llama3(base, scaling)
-    raise UnsupportedError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES[:3])}")
+        return np.asarray(base / np.asarray(scaling["factors"], np.float64))
+    return _llama3(base, scaling)
 
 
-def _llama3(base: NDArray[np.float64], scaling: object) -> NDArray[np.float64]:
+def _llama3(base: NDArray[np.float64], scaling: Mapping[str, Any]) -> NDArray[np.float64]:
     """Llama 3.1: long waves are slowed by `factor`, short ones stay, those between are blended linearly."""
-    assert isinstance(scaling, dict)
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * base / (2 * np.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
