@@ -55,6 +55,10 @@ class Draft:
         """Tokens on the way from the anchor (excluded) to `node` (included)."""
         return [self.tokens[index] for index in self.path(node)]
 
+    def source(self, node: int) -> str:
+        """The drafter a node came from; "draft" where that was not said."""
+        return self.sources[node] if self.sources else "draft"
+
     def depths(self) -> list[int]:
         """Depth of each node, 1 for children of the anchor."""
         depths: list[int] = []

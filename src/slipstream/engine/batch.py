@@ -85,8 +85,8 @@ def emit(answer: Answer, draft: Draft, verdict: Verdict, logits: NDArray[np.floa
     count(answer, draft, verdict)
     kept = 0
     for token in verdict.tokens:
-        place = verdict.path[kept] if kept < len(verdict.path) else None
-        going = answer.append(token, "" if place is None else draft.sources[place] if draft.sources else "draft")
+        source = draft.source(verdict.path[kept]) if kept < len(verdict.path) else ""
+        going = answer.append(token, source)
         if answer.logprobs is not None:
             above = verdict.path[kept - 1] + 1 if kept else 0
             answer.logprobs.append(token_logprob(logits[above], token, answer.row.params.logprobs or 0))

@@ -203,6 +203,7 @@ class Engine:
             request.progress(len(tokens), len(tokens))
 
     def _finish(self, answer: Answer) -> None:
+        """An answer that ran has ended: its cache rows stay for a while, unless they are not to be trusted."""
         self._estimate(answer)
         self._leave(answer)
         if answer.finish_reason == ERROR:
@@ -243,9 +244,7 @@ class Engine:
                 continue
             answer.finish(End(CANCELLED))
             if answer in self._scheduler.running:
-                self._estimate(answer)
-                self._leave(answer)
-                self._slots.park(answer.row.slot)
+                self._finish(answer)
             else:
                 self._scheduler.remove(answer)
 
