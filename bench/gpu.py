@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from slipstream import LLM, SamplingParams
-from slipstream.cli.measure import pass_costs
+from slipstream.control.measure import pass_costs
 from slipstream.core.types import RequestOutput
 from slipstream.models.files import open_model
 from slipstream.targets.transformers.loading import Placement

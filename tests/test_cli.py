@@ -20,8 +20,9 @@ from slipstream.cli.chat import Session, StopSign
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, tmp_path):
     """Every known model is the small one."""
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(llm_module, "open_named", lambda name: beds.SmallFile())
     monkeypatch.setattr(
         llm_module,
@@ -298,7 +299,7 @@ def test_a_second_ctrl_c_interrupts_at_once():
 
 
 def test_measured_pass_costs_name_their_rows():
-    from slipstream.cli.measure import pass_costs
+    from slipstream.control.measure import pass_costs
 
     costs = pass_costs(beds.SmallFile().target(max_context=150, slots=1), rounds=2)
     assert [cost["rows"] for cost in costs][:4] == [1, 2, 3, 4]

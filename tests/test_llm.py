@@ -11,8 +11,9 @@ from slipstream import llm as llm_module
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, tmp_path):
     """Every model name is the small model; the list names the settings each target was loaded with."""
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
     loads = []
 
     def load(file, max_context, slots, threads, choice):

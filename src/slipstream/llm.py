@@ -95,11 +95,13 @@ class LLM:
         self.max_nodes, self.shape, self.verifier, self.controller = max_nodes, shape, verifier, controller
         self.target = target
         self.tokenizer: Tokenizer = file.tokenizer()
+        if specs and max_nodes:
+            start_measured(governor, target, cost_key(file, self.runtime))
         foreign = {name: drafted.tokenizer() for name, (drafted, differs) in draft_files.items() if differs}
-        self._drafters = build(
-            specs,
-            Materials(target.vocab_size, load_draft, verifier in CLASSICAL, self.tokenizer, foreign, recycling_table),
+        given = Materials(
+            target.vocab_size, load_draft, verifier in CLASSICAL, self.tokenizer, foreign, recycling_table
         )
+        self._drafters = build(specs, given)
         self._engine = Engine(
             target,
             self.tokenizer,
@@ -290,6 +292,33 @@ def check_drafts(
         raise InputError(f"draft_model is {draft_model!r} but draft is {draft!r}; say draft='auto'")
     if recycling_table is not None and DraftSpec("recycling") not in specs:
         raise InputError(f"recycling_table is given but draft is {draft!r}; add recycling to it")
+
+
+def start_measured(governor: Controller, target: Target, key: Sequence[object]) -> None:
+    """Let a controller that judges by costs know those of this target from the beginning."""
+    from slipstream.control.adaptive import Adaptive
+    from slipstream.control.measure import start_costs
+
+    if isinstance(governor, Adaptive):
+        governor.start_from(start_costs(target, key))
+
+
+def cost_key(file: ModelFile, runtime: Choice) -> tuple[object, ...]:
+    """What the cost of a pass depends on, the machine taken for granted."""
+    from importlib.metadata import version
+
+    from slipstream.kernels import native
+
+    model = (file.name, str(file.config), file.weight_types, file.weights_bytes)
+    return (
+        *model,
+        runtime.name,
+        runtime.device,
+        runtime.dtype,
+        native.active(),
+        native.threads(),
+        version("slipstream"),
+    )
 
 
 def check_rules(verifier: str, shape: str, specs: Sequence[DraftSpec]) -> None:

@@ -40,7 +40,7 @@ def info(
     target = load_target(file, max_context, 1, threads, choice)
     found = describe(file, target, choice)
     if measure:
-        from slipstream.cli.measure import pass_costs
+        from slipstream.control.measure import pass_costs
         from slipstream.kernels.measure import read_bandwidth
 
         found["read_bandwidth_gb_s"] = round(read_bandwidth(), 1)

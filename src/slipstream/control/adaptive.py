@@ -54,6 +54,10 @@ class Adaptive:
         self._before: dict[str, set[int]] = {}
         self._now: dict[str, set[int]] = {}
 
+    def start_from(self, pass_costs: Mapping[int, float]) -> None:
+        """Begin with these seconds of a pass by token rows, until they are measured in steps."""
+        self.passes = CostCurve(PASS_SLOPE, pass_costs)
+
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """Full room for drafters whose time is worth it, none for the others."""
         self._offers, self._trees, self._asked = {}, {}, {}
