@@ -1,0 +1,73 @@
+"""The documents against the code: tests, commands, options, settings and files that they name exist."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from slipstream.cli import chat, generate, info  # noqa: F401  they add their commands
+from slipstream.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TESTS = {
+    name
+    for path in (ROOT / "tests").glob("test_*.py")
+    for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+}
+COMMANDS = typer.main.get_command(app).commands
+
+
+def fault_rows() -> dict[int, set[str]]:
+    """Tests named in each row of the table of fault kinds."""
+    lines = (ROOT / "docs" / "testing.md").read_text().splitlines()
+    found = [re.match(r"\| (\d+) \|", line) for line in lines]
+    return {int(row[1]): set(re.findall(r"test_fault_\w+", row.string)) for row in found if row}
+
+
+def test_every_test_that_is_named_exists():
+    text = (ROOT / "docs" / "testing.md").read_text()
+    files = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    assert set(re.findall(r"\btest_\w+", text)) - {"test_fault_NN"} - TESTS - files == set()
+
+
+def test_every_fault_kind_lists_its_tests():
+    rows = fault_rows()
+    assert sorted(rows) == list(range(1, 27))
+    for name in filter(lambda name: name.startswith("test_fault_"), TESTS):
+        for kind in re.findall(r"_(\d\d)(?=_)", name):
+            assert name in rows[int(kind)], f"docs/testing.md: put {name} into row {int(kind)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_options_and_settings_exist(path):
+    text = path.read_text()
+    parameters = [parameter for command in COMMANDS.values() for parameter in command.params]
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known
+    commands = re.findall(r"(?:^|`)slipstream ([a-z]+)", text, re.M)
+    assert set(commands) <= set(COMMANDS)
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    source += (ROOT / "tests" / "test_identity.py").read_text()
+    assert [name for name in re.findall(r"SLIPSTREAM_[A-Z]+", text) if name not in source] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(path):
+    folders = [ROOT / name for name in ("src", "csrc", "tests", "bench", "docs")]
+    places = [place for folder in folders for place in (folder, *folder.rglob("*"))]
+    for name in re.findall(r"`([\w./*]+\.(?:py|h|cpp)|[\w./]+/)`", path.read_text()):
+        assert any(fnmatch(f"/{place.relative_to(ROOT)}", f"*/{name.rstrip('/')}") for place in places), name
+
+
+def test_the_core_is_described_file_by_file():
+    text = (ROOT / "csrc" / "README.md").read_text()
+    named = re.findall(r"`([\w./*]+)`", "".join(line for line in text.splitlines() if line.startswith("| `")))
+    files = {path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in (".h", ".cpp")}
+    described = {path for name in named for path in (ROOT / "csrc").glob(name)}
+    assert sorted(path.name for path in files - described) == []
+    assert [name for name in named if not list((ROOT / "csrc").glob(name)) and "." in name] == []
