@@ -20,7 +20,8 @@ from slipstream.core.errors import (
     UnsupportedError,
 )
 from slipstream.core.params import SamplingParams
-from slipstream.core.types import CompletionOutput, Piece, RequestOutput, Speculation, Timing, TokenLogprob
+from slipstream.core.stats import Speculation
+from slipstream.core.types import CompletionOutput, Piece, RequestOutput, Timing, TokenLogprob
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM

@@ -11,8 +11,9 @@ import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
-from slipstream.cli.report import prompt_progress, statistics_line
+from slipstream.cli.report import prompt_progress, speculation_lines, statistics_line
 from slipstream.core.errors import SlipstreamError
+from slipstream.core.stats import total
 
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams
@@ -123,18 +124,16 @@ class Session:
         if not self.results:
             return "no answers yet"
         last = self.results[-1].outputs[0].speculation
-        stats = [result.outputs[0].speculation for result in self.results]
-        steps, tokens = sum(one.num_steps for one in stats), sum(one.tokens_before_trimming for one in stats)
+        counts = [result.usage["completion_tokens"] for result in self.results]
+        whole = total([result.outputs[0].speculation for result in self.results], counts)
         seconds = sum(result.timing.decode_s for result in self.results)
-        made = sum(result.usage["completion_tokens"] for result in self.results)
-        sources = [f"{name} {last.accepted_by_source.get(name, 0)}/{n}" for name, n in last.drafted_by_source.items()]
         return "\n".join(
             [
                 f"last answer: {statistics_line(self.results[-1])[1:-1]}",
-                f"  accepted/drafted by source: {', '.join(sources) or 'nothing drafted'}",
-                f"  steps by tokens accepted (0, 1, ...): {last.acceptance_histogram}",
-                f"{len(self.results)} answers: {made} tokens in {seconds:.2f} s, "
-                f"{tokens / max(1, steps):.2f} tokens per pass",
+                *speculation_lines(last),
+                f"{len(self.results)} answers: {sum(counts)} tokens in {seconds:.2f} s, "
+                f"{whole.tokens_per_pass:.2f} tokens per pass",
+                *speculation_lines(whole),
             ]
         )
 

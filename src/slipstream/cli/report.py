@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.core.stats import Speculation
 from slipstream.core.types import CompletionOutput, RequestOutput
 
 LONG_PROMPT = 512
@@ -40,6 +41,27 @@ def statistics_line(result: RequestOutput) -> str:
     if failures:
         parts.append(f"{failures} drafter failures")
     return "[" + "; ".join(parts) + "]"
+
+
+def speculation_lines(stats: Speculation) -> list[str]:
+    """What was drafted by whom and how deep, and how good the controller's estimates were, for people."""
+    lines = [f"  steps by tokens accepted (0, 1, ...): {stats.acceptance_histogram}"]
+    for source, counts in stats.nodes.items():
+        depths = range(max(map(len, (counts.offered, counts.verified, counts.accepted))))
+        by_depth = [
+            "/".join(
+                str(kind[depth] if depth < len(kind) else 0)
+                for kind in (counts.accepted, counts.verified, counts.offered)
+            )
+            for depth in depths
+        ]
+        lines.append(f"  {source}, accepted/verified/offered by depth: {'  '.join(by_depth)}")
+    realised = f"{stats.speedup_estimate:.2f}x" if stats.speedup_estimate else "not known"
+    lines.append(
+        f"  gain over plain decoding: {stats.predicted_gain:.2f}x predicted, {realised} realised; "
+        f"calibration error {stats.calibration_error:+.3f} per node"
+    )
+    return lines
 
 
 def as_json(result: RequestOutput, index: int, model: str) -> dict[str, Any]:

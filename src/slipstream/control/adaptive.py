@@ -98,7 +98,13 @@ class Adaptive:
             if self.sources[name].free:
                 continue
             self._judge(name, (offers, chances, limits), drafting, (tokens, seconds, depths.get(name, 0)))
-        return [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
+        drafts = [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
+        plain = self.passes.at(len(rows)) + self._verify.at(1)
+        if plain > 0 and seconds > 0:
+            gain = tokens / len(rows) * plain / seconds
+            for draft in drafts:
+                draft.gain = gain
+        return drafts
 
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
         """Learn the costs of this step and which offers were right."""

@@ -45,7 +45,8 @@ class Ranked:
         if self.drawn is not None:
             count = len(self)
         q = self.drawn.q if self.drawn is not None else None
-        return Draft(self.tokens[:count], self.parents[:count], q, self.sources[:count])
+        expected = sum(self.reach[:count])
+        return Draft(self.tokens[:count], self.parents[:count], q, self.sources[:count], expected)
 
 
 @dataclass(slots=True)

@@ -25,12 +25,16 @@ class Draft:
     q: for the classical verifiers, the distribution (float64 [vocab], sums to 1) from which the children of a node
     were drawn, by parent index; a parent without an entry has one-hot (deterministic) children.
     sources: the drafter each node came from, for statistics; empty or as long as tokens.
+    expected: tokens of the draft that whoever chose it expects to stand. gain: the speed over plain decoding expected
+    of the step, 1.0 when there is no estimate.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     q: dict[int, NDArray[np.float64]] | None = None
     sources: list[str] = field(default_factory=list)
+    expected: float = field(default=0.0, compare=False)
+    gain: float = field(default=1.0, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,10 +65,7 @@ class Draft:
 
     def depths(self) -> list[int]:
         """Depth of each node, 1 for children of the anchor."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ANCHOR else depths[parent] + 1)
-        return depths
+        return depths_of(self.parents)
 
     def is_chain(self) -> bool:
         """True when every node follows the one before it (an empty draft is a chain)."""
@@ -83,6 +84,14 @@ class Draft:
             if (parent, token) in seen:
                 raise InputError(f"draft node {node} repeats its sibling's token {token}")
             seen.add((parent, token))
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Depth of each node of a tree, 1 for children of the anchor."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ANCHOR else depths[parent] + 1)
+    return depths
 
 
 def chain(tokens: Sequence[int], source: str = "") -> Draft:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.core.params import SamplingParams
+from slipstream.core.stats import Speculation
 from slipstream.core.tree import Draft
 
 if TYPE_CHECKING:
@@ -164,48 +165,6 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Speculation:
-    """Per-request statistics; definitions in docs/statistics.md. Rates are 0.0 when nothing was drafted, never NaN."""
-
-    num_steps: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    tokens_before_trimming: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)
-    drafted_by_source: dict[str, int] = field(default_factory=dict)
-    accepted_by_source: dict[str, int] = field(default_factory=dict)
-    drafter_failures: int = 0
-    near_ties: int = 0
-    exact: bool = True
-    speedup_estimate: float | None = None
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Emitted tokens before trimming per target pass after prefill."""
-        return self.tokens_before_trimming / self.num_steps if self.num_steps else 0.0
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """1 + accepted per step that had a draft, the bonus included; 1.0 without such steps."""
-        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / verified draft nodes, the bonus excluded."""
-        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, the derived rates included."""
-        names = [
-            "num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "tokens_per_pass",
-            "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "drafted_by_source",
-            "accepted_by_source", "drafter_failures", "near_ties", "exact", "speedup_estimate",
-        ]  # fmt: skip
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slipstream.core.tree import Draft
-from slipstream.core.types import Limit, Observation, Row, Verdict
+from slipstream.core.stats import tally
+from slipstream.core.tree import Draft, depths_of
+from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
 from slipstream.engine.request import ERROR, Answer
 from slipstream.engine.stop import End
 from slipstream.sampling import token_logprob
@@ -45,6 +46,13 @@ class Batch:
                 limit.nodes = min(limit.nodes, space)
             clipped.append(limit)
         return clipped
+
+    def offered(self, offers: Sequence[Sequence[Offers]]) -> None:
+        """Count what drafters offered, verified or not."""
+        for answer, of_row in zip(self.answers, offers, strict=True):
+            for offer in of_row:
+                if offer.tokens:
+                    tally(answer.stats.of(offer.source).offered, depths_of(offer.parents))
 
     def fit(self, drafts: Sequence[Draft], limits: Sequence[Limit]) -> list[Draft]:
         """The drafts as chosen; one that goes past its limit becomes empty and counts as a failure."""
@@ -108,16 +116,23 @@ def count(answer: Answer, draft: Draft, verdict: Verdict) -> None:
     stats.num_steps += 1
     stats.tokens_before_trimming += len(verdict.tokens)
     stats.near_ties += verdict.near_ties
+    stats.predicted_tokens += 1.0 + draft.expected
+    stats.predicted_passes += (1.0 + draft.expected) / draft.gain
     if not draft.tokens:
         return
     stats.num_spec_steps += 1
     stats.num_draft_tokens += len(draft)
     stats.num_accepted_draft_tokens += accepted
+    stats.predicted_accepted += draft.expected
     histogram = stats.acceptance_histogram
     histogram.extend([0] * (accepted + 1 - len(histogram)))
     histogram[accepted] += 1
-    for source in draft.sources:
+    if not draft.sources:
+        return
+    for source, depth in zip(draft.sources, draft.depths(), strict=True):
         stats.drafted_by_source[source] = stats.drafted_by_source.get(source, 0) + 1
-    for node in verdict.path if draft.sources else ():
+        tally(stats.of(source).verified, (depth,))
+    for depth, node in enumerate(verdict.path, 1):
         source = draft.sources[node]
         stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
+        tally(stats.of(source).accepted, (depth,))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.types import CompletionOutput, Piece, RequestOutput, Row, Speculation, Timing, TokenLogprob
+from slipstream.core.stats import Speculation
+from slipstream.core.types import CompletionOutput, Piece, RequestOutput, Row, Timing, TokenLogprob
 from slipstream.engine.detokenize import Detokenizer
 from slipstream.engine.stop import End, StopRules
 

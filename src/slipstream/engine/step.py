@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slipstream.control.base import Controller, StepCost
 from slipstream.core.tree import Draft
-from slipstream.core.types import Limit, Row
+from slipstream.core.types import Limit
 from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
 from slipstream.targets.base import Target
@@ -54,7 +54,7 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
     limits = batch.clip(controller.limits(rows))
-    drafts = batch.fit(choose(rows, parts, limits), limits)
+    drafts = batch.fit(choose(batch, parts, limits), limits)
     clock.lap("draft")
     output = target.forward(batch.inputs(drafts))
     clock.lap("pass")
@@ -72,9 +72,11 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     clock.lap("rest")
 
 
-def choose(rows: Sequence[Row], parts: Parts, limits: Sequence[Limit]) -> list[Draft]:
+def choose(batch: Batch, parts: Parts, limits: Sequence[Limit]) -> list[Draft]:
     """What the controller takes out of all drafters' offers; without a limit above zero nobody is asked."""
+    rows = batch.rows
     if not parts.drafters or not any(limit.nodes > 0 for limit in limits):
         return [Draft() for _ in rows]
-    offers = [drafter.propose(rows, limits) for drafter in parts.drafters]
-    return parts.controller.choose(rows, list(zip(*offers, strict=True)), limits)
+    offers = list(zip(*(drafter.propose(rows, limits) for drafter in parts.drafters), strict=True))
+    batch.offered(offers)
+    return parts.controller.choose(rows, offers, limits)
