@@ -71,6 +71,33 @@ def test_every_choice_of_kernels_gives_the_same_bits():
     assert len(set(lines.values())) == 1, lines
 
 
+ANSWERS = """
+import sys
+import beds, native_beds
+from slipstream.core.params import SamplingParams
+from slipstream.drafters.recycling import Recycling
+from slipstream.drafters.suffix import Suffix
+from slipstream.kernels import sampling
+target = native_beds.target("qwen2")
+made = beds.engine(target, [Suffix(), Recycling(101)], shape="tree", tokenizer=beds.Pieces([b"x"] * 101))
+shown = dict(max_tokens=12, ignore_eos=True, logprobs=2, seed=3)
+for rules in ({}, dict(temperature=0.9, top_p=0.9), dict(temperature=1.3, min_p=0.02, repetition_penalty=1.2)):
+    print(made.run([made.add(native_beds.tokens(20), SamplingParams(**shown, **rules))])[0].outputs[0].logprobs)
+print(sampling.core is None, "slipstream.kernels._core" in sys.modules)
+"""
+
+
+def test_every_choice_of_kernels_gives_the_same_answers():
+    """Through the whole engine; numpy means numpy everywhere, sampling too."""
+    answers = {}
+    for choice in kernels.info()["available"]:
+        done = python(ANSWERS, SLIPSTREAM_KERNELS=choice)
+        *answers[choice], compiled = done.stdout.splitlines()
+        assert compiled == ("True False" if choice == "numpy" else "False True")
+    assert len(answers["numpy"]) == 3
+    assert all(lines == answers["numpy"] for lines in answers.values()), answers
+
+
 def test_bad_choices_are_refused_in_one_line():
     done = python("import slipstream.kernels", SLIPSTREAM_KERNELS="sse9")
     assert "InputError: SLIPSTREAM_KERNELS='sse9' cannot run here; use one of auto, " in done.stderr

@@ -5,12 +5,12 @@ The compiled core does the work; without it its numpy twin does, with the same b
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.kernels import native
 from slipstream.kernels import reference_sampling as reference
 from slipstream.kernels.reference_sampling import Floats, Ids, Rule
 
@@ -20,15 +20,8 @@ NO_IDS: Ids = np.zeros(0, np.int64)
 NO_VALUES: Floats = np.zeros(0, np.float64)
 
 
-def _load_core() -> Any:
-    try:
-        return importlib.import_module("slipstream.kernels._core")
-    except ImportError:
-        return None
-
-
-core: Any = _load_core()
-"""The compiled module, None without it (or to make the numpy twin serve)."""
+core: Any = native.core
+"""The compiled module; None without it and with SLIPSTREAM_KERNELS=numpy, where the numpy twin serves."""
 
 
 def argmax(logits: NDArray[np.float32]) -> int:
