@@ -59,11 +59,12 @@ def case(vocab, kind):
 def test_every_bit_equals_the_numpy_twin(vocab, kind, isa):
     logits, ids, values = case(vocab, kind)
     assert core.argmax(logits, isa) == reference.argmax(logits)
-    assert core.logprobs(logits, vocab // 2, 5, isa) == reference.logprobs(logits, vocab // 2, 5)
+    for count in (0, 1, 5, vocab + 1 if vocab < 10_000 else 50):
+        assert core.logprobs(logits, vocab // 2, count, isa) == reference.logprobs(logits, vocab // 2, count)
     for rule in RULES if vocab < 10_000 else RULES[1:8]:
         z = reference.scores(logits, ids, values, rule.temperature)
         p = np.empty(vocab)
-        for key, count in ((5, 1), (2**63 + 7, 2), (17, 8)):
+        for key, count in ((5, 1), (2**63 + 7, 2), (17, 8), (3, 0)):
             tokens, scores = reference.select(z, rule, key, count)
             assert core.select(logits, ids, values, *rule, key, count, isa) == (tokens, scores)
         assert core.probabilities(logits, ids, values, *rule, p, isa)

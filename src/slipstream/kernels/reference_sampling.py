@@ -137,6 +137,8 @@ def largest(z: NDArray[np.floating], ids: Ids, count: int) -> Ids:
     """The first `count` of `ids` in order, without sorting the rest; ties at the edge go to the lowest ids."""
     if count >= len(ids):
         return ordered(z, ids)
+    if count <= 0:
+        return ids[:0]
     values = z[ids]
     edge = np.partition(values, len(values) - count)[len(values) - count]
     above = ids[values > edge]
@@ -181,6 +183,8 @@ def select(z: Floats, rule: Rule, key: int, count: int) -> tuple[list[int], list
     Greedy (temperature 0.0): the best by score alone, no cuts. Noise is made only for tokens that can still win: G
     never exceeds -log(1 - u), and that not (1 - e) log 2 where 1 - u >= 2**(e - 1).
     """
+    if count <= 0:
+        return [], []
     if rule.temperature <= 0.0:
         best = largest(z, np.flatnonzero(z > -np.inf), count)
         return best.tolist(), z[best].tolist()
