@@ -20,8 +20,12 @@ from slipstream.core.errors import CacheFullError, InputError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import CompletionOutput, Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.lookup import Lookup
+from slipstream.drafters.small_model import SmallModel
+from slipstream.drafters.suffix import Suffix
 from slipstream.engine.engine import Engine
-from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.base import PassOutput, RowInput, Target
 from slipstream.verify.coupled import Coupled
 
 
@@ -409,8 +413,14 @@ def failing(after: int = 0) -> Script:
     return Script(guess, "failing")
 
 
+def named(draft: str, target: Target, second: Target | None = None) -> list[Drafter]:
+    """The drafters that a text names: lookup, suffix, model (`second`); what else it says is passed over."""
+    makers = {"lookup": Lookup, "suffix": Suffix, "model": lambda: SmallModel(second, target.vocab_size)}
+    return [make() for name, make in makers.items() if name in draft]
+
+
 def engine(
-    target: SlotTarget,
+    target: Target,
     drafters: Sequence[object] = (),
     nodes: int = 4,
     *,

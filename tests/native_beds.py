@@ -86,12 +86,24 @@ class RandomModel(ModelFile):
         return sizes.get(part, (c.hidden_size,))
 
 
-class Unpacked(RandomModel):
-    """The same model with every matrix unpacked to fp32, as a folder converted from a GGUF file holds it."""
+class Recoded(ModelFile):
+    """A model whose matrices are unpacked and stored as another type, as a converted copy holds them."""
+
+    def __init__(self, file: ModelFile, kind: str) -> None:
+        self._file, self._kind = file, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def names(self) -> list[str]:
+        return self._file.names()
+
+    def tokenizer(self) -> Any:
+        return self._file.tokenizer()
 
     def tensor(self, name: str) -> Tensor:
-        values = super().tensor(name).float32()
-        return Tensor("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
+        found = self._file.tensor(name)
+        return typed(found.float32(), self._kind) if len(found.shape) > 1 else found
 
 
 def typed(values: np.ndarray, kind: str) -> Tensor:

@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from native_beds import typed
+import beds
+from native_beds import Recoded
 from slipstream import SamplingParams
-from slipstream.control.fixed import Fixed
-from slipstream.drafters.lookup import Lookup
-from slipstream.drafters.small_model import SmallModel
-from slipstream.drafters.suffix import Suffix
 from slipstream.engine.engine import Engine
 from slipstream.models.chat import chat_prompt
 from slipstream.models.files import ModelFile, open_model
 from slipstream.models.registry import ensure
 from slipstream.targets.native.model import NativeTarget
-from slipstream.verify import make_verifier
 
 pytestmark = pytest.mark.model
 
@@ -66,25 +62,6 @@ def prompts(count: int) -> list[str]:
     return rounds[:count]
 
 
-class Recoded(ModelFile):
-    """A model whose matrices are unpacked and stored as another type, as a converted copy holds them."""
-
-    def __init__(self, file: ModelFile, kind: str) -> None:
-        self._file, self._kind = file, kind
-        self.name, self.config, self.weights_bytes = file.name, file.config, file.weights_bytes
-        self.chat_template, self.template_tokens = file.chat_template, file.template_tokens
-
-    def names(self):
-        return self._file.names()
-
-    def tokenizer(self):
-        return self._file.tokenizer()
-
-    def tensor(self, name):
-        found = self._file.tensor(name)
-        return typed(found.float32(), self._kind) if len(found.shape) > 1 else found
-
-
 def load(file: ModelFile):
     """File, tokenizer, target, and the same again to draft with."""
     targets = [NativeTarget.load(file, max_context=2048, slots=24) for _ in range(2)]
@@ -98,10 +75,9 @@ def model():
 
 def make_engine(model, draft: str = "", max_batch: int = 1) -> Engine:
     _, tokenizer, target, second = model
-    makers = {"lookup": Lookup, "suffix": Suffix, "model": lambda: SmallModel(second, target.vocab_size)}
-    drafters = [make() for name, make in makers.items() if name in draft]
-    controller = Fixed(6, "tree" if "tree" in draft else "chain")
-    return Engine(target, tokenizer, make_verifier("coupled"), controller, drafters, max_batch=max_batch, debug=True)
+    shape = "tree" if "tree" in draft else "chain"
+    drafters = beds.named(draft, target, second)
+    return beds.engine(target, drafters, 6, tokenizer=tokenizer, shape=shape, max_batch=max_batch)
 
 
 def answers(engine: Engine, texts: list[list[int]], params: SamplingParams, **options) -> list[list[int]]:

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
 from native_beds import cache_of, opened, random_tree, same_bits, target, tokens, tree_faults, twin
 from slipstream.core.tree import Draft
 from slipstream.kernels import reference_decoder
+from slipstream.kernels.passes import Pass
 from slipstream.kernels.reference_decoder import ReferenceDecoder
 from slipstream.targets.base import RowInput
 
 TREE = Draft([1, 2, 3, 4, 5], [-1, -1, 0, 1, 3])
 
 
+def changed(rows: Pass, **values: np.ndarray) -> Pass:
+    """The rows of a pass with other values in some of their arrays."""
+    other = copy.copy(rows)
+    for name, value in values.items():
+        setattr(other, name, value.astype(np.int32))
+    return other
+
+
 class SeesSiblings(ReferenceDecoder):
     """Attends to every earlier row of the pass instead of its ancestors."""
 
     def _attend_row(self, layer, row, q, rows):
-        line = np.arange(-1, rows.rows - 1, dtype=np.int32)
-        kept, rows.parents = rows.parents, line
-        try:
-            return super()._attend_row(layer, row, q, rows)
-        finally:
-            rows.parents = kept
+        return super()._attend_row(layer, row, q, changed(rows, parents=np.arange(-1, rows.rows - 1)))
 
 
 class PositionByIndex(ReferenceDecoder):
     """Rotates a node by its index in the pass instead of its depth."""
 
     def _layer(self, index, layer, x, rows):
-        kept, rows.depths = rows.depths, np.arange(rows.rows, dtype=np.int32)
-        try:
-            return super()._layer(index, layer, x, rows)
-        finally:
-            rows.depths = kept
+        return super()._layer(index, layer, x, changed(rows, depths=np.arange(rows.rows)))
 
 
 class ForgetsAncestors(ReferenceDecoder):
     """Attends to the prefix and itself only."""
 
     def _attend_row(self, layer, row, q, rows):
-        kept, rows.parents = rows.parents, np.full(rows.rows, -1, np.int32)
-        try:
-            return super()._attend_row(layer, row, q, rows)
-        finally:
-            rows.parents = kept
+        return super()._attend_row(layer, row, q, changed(rows, parents=np.full(rows.rows, -1)))
 
 
 class SegmentsByPass(ReferenceDecoder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from native_beds import (
-    Unpacked,
+    Recoded,
     cache_of,
     logits_of,
     model,
@@ -40,8 +40,9 @@ def results(subject):
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "mixed"])
 def test_packed_weights_equal_their_unpacked_ones(kind):
     """Mixed types take the way of matrices that cannot be stacked."""
-    subject = NativeTarget.load(model(kind=MIXED if kind == "mixed" else kind, **ALIGNED), slots=2)
-    plain = NativeTarget.load(Unpacked(model(**ALIGNED).config, 0, MIXED if kind == "mixed" else kind), slots=2)
+    file = model(kind=MIXED if kind == "mixed" else kind, **ALIGNED)
+    subject = NativeTarget.load(file, slots=2)
+    plain = NativeTarget.load(Recoded(file, "F32"), slots=2)
     for ours, theirs in zip(results(subject), results(plain), strict=True):
         assert same_bits(ours, theirs)
     assert subject.weights_bytes < 0.8 * plain.weights_bytes
@@ -50,7 +51,7 @@ def test_packed_weights_equal_their_unpacked_ones(kind):
 def test_planted_change_of_one_weight_is_seen():
     """The comparison above notices a single block that was unpacked wrongly."""
 
-    class Off(Unpacked):
+    class Off(Recoded):
         def tensor(self, name):
             found = super().tensor(name)
             if not name.endswith("1.mlp.up_proj.weight"):
@@ -59,9 +60,18 @@ def test_planted_change_of_one_weight_is_seen():
             values[5, 7] = np.nextafter(values[5, 7], np.float32(9))
             return Tensor("F32", values.shape, values.view(np.uint8))
 
-    subject = NativeTarget.load(model(kind="Q8_0", **ALIGNED), slots=2)
-    off = NativeTarget.load(Off(model(**ALIGNED).config, 0, "Q8_0"), slots=2)
+    file = model(kind="Q8_0", **ALIGNED)
+    subject, off = NativeTarget.load(file, slots=2), NativeTarget.load(Off(file, "F32"), slots=2)
     assert not same_bits(results(subject)[0], results(off)[0])
+
+
+def in_two_threads(run) -> None:
+    """run(0) and run(1) at the same time."""
+    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def test_two_targets_in_two_threads_do_not_disturb_each_other():
@@ -74,11 +84,7 @@ def test_two_targets_in_two_threads_do_not_disturb_each_other():
         for _ in range(30):
             seen[index].append(logits_of(subjects[index], tokens(150, 1), random_tree(6, 1)))
 
-    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_two_threads(run)
     for index in range(2):
         assert len(seen[index]) == 30
         assert all(same_bits(logits, expected[index]) for logits in seen[index])
@@ -136,11 +142,7 @@ def test_a_second_pass_at_the_same_time_is_refused(smollm2):
             else:
                 wrong[index] += not same_bits(logits, expected[index])
 
-    workers = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_two_threads(run)
     assert 0 < sum(refused) < 120
     assert wrong == [0, 0]
     for slot in slots:
@@ -152,15 +154,7 @@ def test_a_second_pass_at_the_same_time_is_refused(smollm2):
 def test_smollm2_equals_its_fp32_unpacking(smollm2):
     """The GGUF file against the same weights in fp32: logits of 30 rows, every bit."""
     file, subject = smollm2
-    unpacked = open_model(file.path)
-    original = unpacked.tensor
-
-    def tensor(name):
-        values = original(name).float32()
-        return Tensor("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
-
-    unpacked.tensor = tensor
-    plain = NativeTarget.load(unpacked, max_context=1024, slots=1)
+    plain = NativeTarget.load(Recoded(file, "F32"), max_context=1024, slots=1)
     prompt = prompt_of(file, "Explain why the sky is blue.")
     draft = random_tree(29, 3, 40000)
     assert same_bits(logits_of(subject, prompt, draft), logits_of(plain, prompt, draft))

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 import beds
-from slipstream.control.fixed import Fixed
 from slipstream.core.params import SamplingParams
-from slipstream.drafters.lookup import Lookup
-from slipstream.drafters.small_model import SmallModel
-from slipstream.drafters.suffix import Suffix
 from slipstream.engine.engine import Engine
 from slipstream.verify import make_verifier
 
@@ -87,12 +83,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def engine_of(target, draft: str = "", second=None, max_batch: int = 1, nodes: int = 6) -> Engine:
-    makers = {"lookup": Lookup, "suffix": Suffix, "model": lambda: SmallModel(second, VOCAB)}
-    drafters = [make() for name, make in makers.items() if name in draft]
+    shape = "tree" if "tree" in draft else "chain"
     verifier = make_verifier("coupled", count_near_ties=True)
-    controller = Fixed(nodes, "tree" if "tree" in draft else "chain")
     tokenizer = beds.Pieces([bytes([65 + i % 26]) for i in range(VOCAB)])
-    return Engine(target, tokenizer, verifier, controller, drafters, max_batch=max_batch, debug=True)
+    drafters = beds.named(draft, target, second)
+    return beds.engine(
+        target, drafters, nodes, tokenizer=tokenizer, shape=shape, verifier=verifier, max_batch=max_batch
+    )
 
 
 def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list:
