@@ -16,7 +16,7 @@ import pytest
 from kernel_weights import bits, raw_weights
 from slipstream import kernels
 from slipstream.core.errors import InputError
-from slipstream.kernels import native
+from slipstream.kernels import measure, native
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="built without a compiler")
 
@@ -236,6 +236,19 @@ def test_measurements_are_plausible():
     assert 0.5 < kernels.read_bandwidth(megabytes=64, repeats=2) < 5000
     assert 1 <= kernels.choose_threads() <= native.core.usable_cores()
     json.dumps(kernels.info())
+
+
+def test_threads_are_measured_once_unless_named(monkeypatch):
+    monkeypatch.setattr(measure, "choose_threads", lambda: asked.append(1) or 1)
+    for settled, times in ((False, 1), (True, 0)):
+        asked: list[int] = []
+        monkeypatch.setattr(native, "threads_settled", settled)
+        before = kernels.info()["threads"]
+        measure.settle_threads()
+        measure.settle_threads()
+        assert len(asked) == times
+        kernels.set_threads(before)
+        assert native.threads_settled
 
 
 @pytest.mark.full

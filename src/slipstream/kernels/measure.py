@@ -23,9 +23,19 @@ def read_bandwidth(megabytes: int = 256, repeats: int = 4) -> float:
     return data.nbytes / best / 1e9
 
 
-def choose_threads(tolerance: float = 0.03) -> int:
-    """Time passes of one and of four rows on 1, 2, 4, ... usable cores (about a second); use the fewest threads within
-    `tolerance` of the fastest and return their number. No result depends on it."""
+def settle_threads() -> None:
+    """Choose the number of threads once per process, unless SLIPSTREAM_THREADS or `set_threads` has named it."""
+    if not native.threads_settled:
+        native.set_threads(choose_threads())
+
+
+def choose_threads(tolerance: float = 0.25) -> int:
+    """Time passes of one and of four rows on 1, 2, 4, ... usable cores (a fraction of a second); use the most threads
+    within `tolerance` of the fastest and return their number. No result depends on it.
+
+    All usable cores are the rule: fewer only where more clearly hurt, because a neighbour that is busy just now may
+    be gone in a moment.
+    """
     if native.core is None:
         return 1
     most = int(native.core.usable_cores())
@@ -44,6 +54,6 @@ def choose_threads(tolerance: float = 0.03) -> int:
                 best[k] = min(best[k], time.perf_counter() - start)
         seconds[count] = sum(best)
     fastest = min(seconds.values())
-    chosen: int = min(count for count in candidates if seconds[count] <= (1 + tolerance) * fastest)
+    chosen: int = max(count for count in candidates if seconds[count] <= (1 + tolerance) * fastest)
     native.core.set_threads(chosen)
     return chosen

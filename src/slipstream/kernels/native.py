@@ -48,6 +48,8 @@ def _thread_count(value: int | str, name: str) -> int:
 
 
 core: Any = _load()
+threads_settled = bool(os.environ.get("SLIPSTREAM_THREADS", "").strip())
+"""True once the number of threads has been named by somebody, or measured."""
 _warned = False
 
 
@@ -76,7 +78,9 @@ def threads() -> int:
 
 def set_threads(count: int) -> None:
     """Run kernels on `count` threads (1 to 256) from now on, in the whole process. Raises InputError."""
+    global threads_settled
     count = _thread_count(count, "threads")
+    threads_settled = True
     if core is not None:
         core.set_threads(count)
 

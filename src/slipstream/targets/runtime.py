@@ -52,15 +52,17 @@ def choose(file: ModelFile, runtime: str | None = None, device: str | None = Non
 
 
 def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, threads: int | None) -> Target:
-    """The model in the chosen runtime. threads: for the whole process; None leaves them as they are.
+    """The model in the chosen runtime. threads: for the whole process; None: by a short measurement.
 
     Raises ModelError when the runtime is not installed.
     """
     if choice.name == "native":
-        from slipstream.kernels import native
+        from slipstream.kernels import measure, native
         from slipstream.targets.native.model import NativeTarget
 
-        if threads is not None:
+        if threads is None:
+            measure.settle_threads()
+        else:
             native.set_threads(threads)
         native.warn_if_slow()
         return NativeTarget.load(file, max_context=max_context, slots=slots)
