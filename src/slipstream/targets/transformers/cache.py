@@ -163,7 +163,7 @@ class SlotCache:
         if held.capacity < length + rows:
             grown = _Slot(length)
             least = FIRST_CAPACITY if self._spare is None else KEPT_CAPACITY
-            self._resize(grown, max(least, 1 << (length + rows - 1).bit_length()))
+            self._allocate(grown, max(least, 1 << (length + rows - 1).bit_length()))
             if length:
                 self._copy(held, grown, length)
             self._retire(held)
