@@ -19,6 +19,8 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 
 PASS_SLOPE = 0.03
 """Assumed cost of one more token row in a pass, in passes, until it is measured."""
+AGREEMENT_WEIGHT = 12.0
+"""As the calibrator's weight, for what agreement means: its kinds of nodes are more, and seen less often."""
 BOOK_FREE_EVERY = 8
 """A source too cheap to be judged is timed only this often: booking it costs as much as asking it."""
 REMEASURE = 128
@@ -43,7 +45,7 @@ class Adaptive:
         self.max_nodes, self.shape = max_nodes, shape
         self.width = width if shape == "tree" else 1
         self.passes = CostCurve(PASS_SLOPE, pass_costs)
-        self.calibrator, self.agreement = Calibrator(), Calibrator()
+        self.calibrator, self.agreement = Calibrator(), Calibrator(AGREEMENT_WEIGHT)
         self.sources: dict[str, Source] = {}
         self._verify = CostCurve(slope=0.0)
         self._asked: dict[str, int] = {}

@@ -49,20 +49,21 @@ class Calibrator:
     Each finer estimate starts from the coarser one, so a new source is soon known as a whole and later in detail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = WEIGHT) -> None:
         self._sources: dict[str, _Source] = {}
+        self._weight = weight
 
     def chance(self, source: str, belief: float, depth: int) -> float:
         """Estimated probability that a node is accepted given that its parent is."""
         known = self._sources.get(source)
         if known is None:
             return min(max(belief, LEAST), MOST)
-        whole, bin_ = known.whole, int(belief * BINS)
-        expected = min(belief * (whole.hits + WEIGHT) / (whole.believed + WEIGHT), MOST)
+        weight, whole, bin_ = self._weight, known.whole, int(belief * BINS)
+        expected = min(belief * (whole.hits + weight) / (whole.believed + weight), MOST)
         tally = known.bins[bin_]
-        expected = (tally.hits + WEIGHT * expected) / (tally.seen + WEIGHT)
+        expected = (tally.hits + weight * expected) / (tally.seen + weight)
         tally = known.cells[bin_][_level(depth)]
-        expected = (tally.hits + WEIGHT * expected) / (tally.seen + WEIGHT)
+        expected = (tally.hits + weight * expected) / (tally.seen + weight)
         return min(max(expected, LEAST), MOST)
 
     def chances(self, offers: Offers) -> list[float]:

@@ -58,6 +58,13 @@ class _Node:
     best: float
     source: str
     label: str
+    total: float
+    count: int = 1
+
+    @property
+    def belief(self) -> float:
+        """Mean of the chances its sources gave it."""
+        return self.total / self.count
 
 
 Combine = Callable[[str, float, int], float]
@@ -82,7 +89,7 @@ def merge(
     nodes = _union(offers, chances)
     if combine is not None and sum(len(offer) > 0 for offer in offers) > 1:
         for node in nodes:
-            node.chance = min(combine(node.label, node.best, node.depth), MOST_CERTAIN)
+            node.chance = min(combine(node.label, node.belief, node.depth), MOST_CERTAIN)
     _share(nodes)
     reach: list[float] = []
     for node in nodes:
@@ -100,18 +107,28 @@ def merge(
         ranked.chances.append(node.chance)
         ranked.reach.append(reach[index])
         ranked.labels.append(node.label)
-        ranked.beliefs.append(node.best)
+        ranked.beliefs.append(node.belief)
     return ranked
 
 
 def _share(nodes: Sequence[_Node]) -> None:
-    """Scale the chances of siblings so that they sum to MOST_CERTAIN at most."""
+    """Where chances of siblings sum to more than MOST_CERTAIN, make them shares of their odds.
+
+    Of several that exclude each other one is right in proportion to its odds: a sure one hardly suffers from doubtful
+    rivals, as it would if all were scaled alike.
+    """
     totals: dict[int, float] = {}
     for node in nodes:
         totals[node.parent] = totals.get(node.parent, 0.0) + node.chance
+    crowded = {parent: 1.0 for parent, total in totals.items() if total > MOST_CERTAIN}
+    if not crowded:
+        return
     for node in nodes:
-        if totals[node.parent] > MOST_CERTAIN:
-            node.chance *= MOST_CERTAIN / totals[node.parent]
+        if node.parent in crowded:
+            crowded[node.parent] += node.chance / (1.0 - node.chance)
+    for node in nodes:
+        if node.parent in crowded:
+            node.chance = node.chance / (1.0 - node.chance) / crowded[node.parent]
 
 
 def _union(offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> list[_Node]:
@@ -126,10 +143,12 @@ def _union(offers: Sequence[Offers], chances: Sequence[Sequence[float]]) -> list
             if index is None:
                 index = known[above, token] = len(nodes)
                 depth = 1 if above == ANCHOR else nodes[above].depth + 1
-                nodes.append(_Node(token, above, depth, chance, chance, offer.source, offer.source))
+                nodes.append(_Node(token, above, depth, chance, chance, offer.source, offer.source, chance))
             else:
                 node = nodes[index]
                 node.label += "+" + offer.source
+                node.total += chance
+                node.count += 1
                 node.chance = min(1.0 - (1.0 - node.chance) * (1.0 - chance), MOST_CERTAIN)
                 if chance > node.best:
                     node.best, node.source = chance, offer.source

@@ -19,6 +19,8 @@ MOST_DEPTH = 8
 LEAST = 0.03
 """Paths less probable than this, or than the limit's floor, are not offered."""
 MOST_CERTAIN = 0.98
+DOUBT = 0.6
+"""What is rarely said after a token is even rarer elsewhere: chances c are offered as c x (DOUBT + (1 - DOUBT) c)."""
 
 
 class Recycling:
@@ -69,4 +71,4 @@ class Recycling:
         before = tokens[-2] if len(tokens) > 1 else NO_TOKEN
         room = (limit.nodes, min(limit.depth, MOST_DEPTH), min(limit.width, WIDTH))
         drafted, parents, chances = self.table.tree(before, tokens[-1], room, (max(LEAST, limit.floor), MOST_CERTAIN))
-        return Offers(self.name, drafted, parents, chances)
+        return Offers(self.name, drafted, parents, [chance * (DOUBT + (1.0 - DOUBT) * chance) for chance in chances])
