@@ -11,6 +11,7 @@ import typer.main
 
 from slipstream.cli import chat, generate, info  # noqa: F401  they add their commands
 from slipstream.cli.app import app
+from slipstream.core.stats import Speculation
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,6 +42,18 @@ def test_every_fault_kind_lists_its_tests():
     for name in filter(lambda name: name.startswith("test_fault_"), TESTS):
         for kind in re.findall(r"_(\d\d)(?=_)", name):
             assert name in rows[int(kind)], f"docs/testing.md: put {name} into row {int(kind)}"
+
+
+def test_statistics_are_those_that_are_reported():
+    text = (ROOT / "docs" / "statistics.md").read_text()
+    rows = "".join(line.split("|")[1] for line in text.partition("Tokens before")[0].splitlines() if line[:3] == "| `")
+    assert set(re.findall(r"`(\w+)`", rows)) == set(Speculation().as_dict())
+
+
+def test_every_setting_is_described():
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    assert set(re.findall(r"SLIPSTREAM_[A-Z]+", source)) <= set(re.findall(r"SLIPSTREAM_[A-Z]+", text))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
