@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -17,6 +18,7 @@ from slipstream import LLM, SamplingParams
 from slipstream import llm as llm_module
 from slipstream.cli import main
 from slipstream.cli.chat import Session, StopSign
+from slipstream.kernels import native
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +289,45 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
         session.say("And?")
         assert len(session.results) == 2
     assert "(stopped)" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_the_reading_of_a_prompt(capsys, monkeypatch):
+    monkeypatch.setattr("slipstream.engine.engine.PREFILL_CHUNK", 4)
+    passes, original = [], beds.TableTarget.prefill
+
+    def prefill(self, slot, tokens):
+        passes.append(len(tokens))
+        if len(passes) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, slot, tokens)
+
+    with LLM("small") as llm:
+        monkeypatch.setattr(beds.TableTarget, "prefill", prefill)
+        session = Session(llm, SamplingParams(max_tokens=5), None)
+        session.say("A message that takes many passes to read")
+        assert len(passes) == 2
+        assert (session.messages, session.results, llm._engine.idle) == ([], [], True)
+        assert "(stopped)" in capsys.readouterr().out
+        session.say("And?")
+        assert len(session.results) == 1
+
+
+def test_warnings_are_one_line(capsys, monkeypatch):
+    load = llm_module.load_target
+
+    def load_slowly(*settings):
+        native.warn_if_slow()
+        return load(*settings)
+
+    monkeypatch.setattr(llm_module, "load_target", load_slowly)
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "_warned", False)
+    monkeypatch.delenv("SLIPSTREAM_KERNELS", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        err = run(capsys, "generate", "Hello", "--max-tokens", "3", "-q")[2]
+    assert err.startswith("warning: slipstream was installed without its compiled kernels")
+    assert err.count("\n") == 1
 
 
 def test_a_second_ctrl_c_interrupts_at_once():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -85,6 +86,15 @@ class Terminal:
         shown, _, self.seen = self.seen.partition(text)
         return shown + text
 
+    def interrupt(self, answer: str) -> None:
+        """Ctrl-C until it is answered: a key that comes just before the wait for keys counts with the next one."""
+        for _ in range(30):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.wait_for(answer, seconds=2)
+                return
+        raise AssertionError(f"Ctrl-C was not answered by {answer!r}")
+
     def end(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
@@ -92,14 +102,13 @@ class Terminal:
 def test_a_chat_on_a_terminal_survives_ctrl_c():
     chat = Terminal("--max-tokens", "400", "--color-drafts")
     chat.wait_for("> ")
-    chat.type("\x03")
-    chat.wait_for("Ctrl-D leaves")
+    chat.interrupt("Ctrl-D leaves")
     chat.wait_for("> ")
     chat.type("Write a very long story about a fox, and repeat each sentence.\n")
     chat.wait_for("fox")
+    chat.wait_for("\r\n")
     time.sleep(0.5)
-    chat.type("\x03")
-    chat.wait_for("(stopped)")
+    chat.interrupt("(stopped)")
     chat.wait_for("> ")
     chat.type("Say hello.\n")
     chat.wait_for("of them cached")

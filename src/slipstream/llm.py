@@ -30,8 +30,8 @@ CLASSICAL = ("rejection", "block")
 KEPT_PREFIXES = 4
 """Finished answers whose cache rows stay for the next prompt that begins alike, such as the next turn of a chat."""
 
-Prompt = str | Mapping[str, Sequence[int]]
-"""Raw text, or {"prompt_token_ids": [...]}."""
+Prompt = str | Mapping[str, Any]
+"""Raw text, or {"prompt_token_ids": [...]}; {"prompt": text} is the text."""
 Messages = Sequence[Mapping[str, Any]]
 Progress = Callable[[int, int], None]
 
@@ -128,17 +128,17 @@ class LLM:
         return self._file.chat_template is not None
 
     def describe(self) -> str:
-        """One line: the model, the runtime, how it drafts."""
+        """Three lines: the model, the runtime and why it, how it drafts."""
         config, megabytes = self._file.config, self._file.weights_bytes / 1e6
         drafting = f"draft {self.draft}, {self.controller}, up to {self.max_nodes} nodes, {self.verifier}"
         model = f"{self.name} ({config.architecture}, {self._file.weight_types}, {megabytes:.0f} MB)"
         where = f"{self.runtime.name} on {self.runtime.device or 'cpu'} ({self.runtime.reason})"
-        return f"{model}, {where}; {drafting}"
+        return f"{model}\n{where}\n{drafting}"
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: bool = True,
         progress: Progress | None = None,
@@ -149,24 +149,24 @@ class LLM:
         NonFiniteError; among several, its answers carry finish_reason "error" and the others are not affected.
         """
         several = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
-        return self._run([self._raw(prompt) for prompt in several], params, speculation, progress)
+        return self._run([self._raw(prompt) for prompt in several], sampling_params, speculation, progress)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: bool = True,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or several, through the model's chat template; otherwise as `generate`."""
         several: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        return self._run([self._conversation(each) for each in several], params, speculation, progress)
+        return self._run([self._conversation(each) for each in several], sampling_params, speculation, progress)
 
     def stream(
         self,
         prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         speculation: bool = True,
         progress: Progress | None = None,
@@ -175,20 +175,20 @@ class LLM:
 
         Everything wrong with the prompt is raised here, before the first piece. Leaving the iteration cancels.
         """
-        request = self.submit(prompt, params, speculation=speculation, progress=progress)
+        request = self.submit(prompt, sampling_params, speculation=speculation, progress=progress)
         return self.follow(request)
 
     def submit(
         self,
         prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         speculation: bool = True,
         progress: Progress | None = None,
     ) -> Request:
         """Queue one prompt or conversation without running it: `follow` yields its pieces, `finish` all of it."""
         text, tokens = self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt)
-        return self._add(text, tokens, params, speculation, progress)
+        return self._add(text, tokens, sampling_params, speculation, progress)
 
     def follow(self, request: Request) -> Iterator[Piece]:
         """Run a submitted request and yield its pieces. Raises NonFiniteError when it fails."""
@@ -234,7 +234,7 @@ class LLM:
         if self._closed:
             raise InputError("this LLM is closed; make a new one")
         if params is not None and not isinstance(params, SamplingParams):
-            raise InputError(f"params is a {type(params).__name__}; it must be SamplingParams")
+            raise InputError(f"sampling_params is a {type(params).__name__}; it must be SamplingParams")
         request = self._engine.add(tokens, params, speculation=speculation, progress=progress)
         request.prompt = text
         return request
@@ -242,6 +242,8 @@ class LLM:
     def _raw(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, add_special=True)
+        if isinstance(prompt, Mapping) and set(prompt) == {"prompt"}:
+            return self._raw(prompt["prompt"])
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
             return None, list(prompt["prompt_token_ids"])
         raise InputError(f"a prompt is {prompt!r:.80}; it must be a text or {{'prompt_token_ids': [...]}}")

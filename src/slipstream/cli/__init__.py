@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -19,9 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from slipstream.core.errors import SlipstreamError
 
     given = list(sys.argv[1:] if arguments is None else arguments)
+    words = [word for word in given if word != "--debug"]
     debug = "--debug" in given or os.environ.get("SLIPSTREAM_DEBUG") == "1"
     try:
-        code = app(args=[word for word in given if word != "--debug"], prog_name="slipstream", standalone_mode=False)
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = warn
+            code = app(args=words, prog_name="slipstream", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
@@ -50,6 +55,11 @@ def refused(error: Exception, debug: bool) -> int:
         raise error
     complain(f"{type(error).__name__}: {error} (this is a defect; --debug shows where it happened)")
     return 1
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning is one line too, without the place in the code."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def complain(message: str) -> int:

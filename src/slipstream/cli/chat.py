@@ -18,6 +18,7 @@ from slipstream.core.stats import total
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams
     from slipstream.core.types import Piece, RequestOutput
+    from slipstream.engine.request import Request
     from slipstream.llm import LLM
 
 DRAFTED, PLAIN = "\033[36m", "\033[0m"
@@ -95,16 +96,17 @@ class Session:
         while True:
             try:
                 line = input("> " if interactive else "").strip()
+                if line.startswith("/"):
+                    if not self.command(line):
+                        return
+                elif line:
+                    self.say(line)
             except EOFError:
+                if interactive:
+                    print()  # the shell's own prompt begins on a line of its own
                 return
             except KeyboardInterrupt:
                 print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
-                continue
-            if line.startswith("/"):
-                if not self.command(line):
-                    return
-            elif line:
-                self.say(line)
 
     def command(self, line: str) -> bool:
         """Carry out a /command; False when it is time to leave."""
@@ -140,33 +142,47 @@ class Session:
     def say(self, text: str) -> None:
         """Put a message, stream the answer. What came before Ctrl-C stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
-        try:
-            request = self.llm.submit(
-                self.messages, self.params, speculation=self.speculation, progress=prompt_progress(self.quiet)
-            )
-            with StopSign() as stopped:
-                pieces = self.llm.follow(request)
-                for piece in pieces:
-                    self.show(piece)
-                    if stopped.seen:
-                        break
-                pieces.close()  # type: ignore[attr-defined]
-        except SlipstreamError as error:
-            print(f"error: {error}", file=sys.stderr)
-            self.messages.pop()
-            return
-        except KeyboardInterrupt:
-            stopped.seen = True
-        result = request.result()
-        print("\n(stopped)" if stopped.seen else "", flush=True)
-        answer = result.outputs[0].text
+        with StopSign() as stop:
+            try:
+                result = self.answer(stop)
+            except SlipstreamError as error:
+                print(f"error: {error}", file=sys.stderr)
+                result = None
+        answer = result.outputs[0].text if result else ""
         if answer:
             self.messages.append({"role": "assistant", "content": answer})
         else:
             self.messages.pop()
+        if result is None:
+            return
         self.results.append(result)
         if not self.quiet:
             print(statistics_line(result), file=sys.stderr)
+
+    def answer(self, stop: StopSign) -> RequestOutput | None:
+        """Stream the answer to the last message; None when it was stopped before its first token."""
+        show_progress = prompt_progress(self.quiet)
+        request: Request | None = None
+
+        def progress(done: int, total: int) -> None:
+            if show_progress is not None:
+                show_progress(total if stop.seen else done, total)
+            if stop.seen:
+                raise KeyboardInterrupt
+
+        try:
+            request = self.llm.submit(self.messages, self.params, speculation=self.speculation, progress=progress)
+            pieces = self.llm.follow(request)
+            for piece in pieces:
+                self.show(piece)
+                if stop.seen:
+                    break
+            pieces.close()  # type: ignore[attr-defined]
+        except KeyboardInterrupt:
+            stop.seen = True
+        result = request.result() if request else None
+        print("\n(stopped)" if stop.seen else "", flush=True)
+        return result if result and result.outputs[0].token_ids else None
 
     def show(self, piece: Piece) -> None:
         """Print a piece, drafted ones in colour if asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from typing import TYPE_CHECKING
@@ -18,11 +19,36 @@ NOTICE = (
     "books for three weeks, and renew each of them twice unless another member has asked for it."
 )
 PROMPTS = {
-    "Copying with a small edit": (
-        f"Write the following text again, word for word, but replace every 'library' with 'museum':\n\n{NOTICE}"
-    ),
+    "Copying a text": f"Write the following text again, word for word:\n\n{NOTICE}",
     "Open writing": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
 }
+DRAFTED, PLAIN = "\033[36m", "\033[39m"
+
+
+def main() -> int:
+    """Run the demo; exit code 1 when the answers differ."""
+    from slipstream.core.errors import SlipstreamError
+
+    color = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+    try:
+        print(begin().describe())
+        verdicts = [compare(title, prompt, color) for title, prompt in PROMPTS.items()]
+    except SlipstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    same = all(verdicts)
+    print(f"\nidentical: {'yes' if same else 'NO'}")
+    return 0 if same else 1
+
+
+def begin() -> LLM:
+    """A new LLM, warm: its controller has measured this machine, its drafters have not seen the demo's prompts."""
+    from slipstream.llm import LLM
+
+    llm = LLM(MODEL)
+    for speculation in (False, True):
+        answer(llm, "Name the planets of the solar system.", speculation)
+    return llm
 
 
 def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
@@ -34,6 +60,30 @@ def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
     return llm.chat(messages, SamplingParams(max_tokens=128), speculation=speculation)[0]
 
 
+def compare(title: str, prompt: str, color: bool) -> bool:
+    """Answer `prompt` both ways, each time for the first time, and print what it took; True when all tokens agree."""
+    plain, speculative = [], []
+    for _ in range(RUNS):
+        with begin() as llm:
+            speculative.append(answer(llm, prompt, speculation=True))
+            plain.append(answer(llm, prompt, speculation=False))
+            text = coloured(llm, speculative[-1]) if color else speculative[-1].outputs[0].text
+    print(f"\n{title}{' (in colour: drafted, and right)' if color else ''}\n{text}")
+    gain = show("plain", plain) / show("speculative", speculative)
+    same = len({tuple(result.outputs[0].token_ids) for result in plain + speculative}) == 1
+    print(f"  {gain:.2f}x the speed of plain decoding, same tokens: {'yes' if same else 'NO'}")
+    return same
+
+
+def coloured(llm: LLM, result: RequestOutput) -> str:
+    """The answer with the tokens that drafters guessed in another colour."""
+    output, text = result.outputs[0], ""
+    for token, source in zip(output.token_ids, output.sources, strict=True):
+        word = llm.tokenizer.decode([token])
+        text += f"{DRAFTED}{word}{PLAIN}" if source and word else word
+    return text
+
+
 def show(name: str, results: list[RequestOutput]) -> float:
     """Print one line of measurements (medians over the runs) and return the decode seconds."""
     output = results[0].outputs[0]
@@ -42,37 +92,6 @@ def show(name: str, results: list[RequestOutput]) -> float:
     per_pass = output.speculation.tokens_per_pass
     print(f"  {name:<12} {len(output.token_ids):>4} tokens  {rate:7.1f} tokens/s  {per_pass:5.2f} tokens per pass")
     return seconds
-
-
-def main() -> int:
-    """Run the demo; exit code 1 when the answers differ."""
-    from slipstream.core.errors import SlipstreamError
-    from slipstream.llm import LLM
-
-    try:
-        with LLM(MODEL) as llm:
-            print(llm.describe())
-            verdicts = [compare(llm, title, prompt) for title, prompt in PROMPTS.items()]
-    except SlipstreamError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    same = all(verdicts)
-    print(f"\nidentical: {'yes' if same else 'NO'}")
-    return 0 if same else 1
-
-
-def compare(llm: LLM, title: str, prompt: str) -> bool:
-    """Answer `prompt` both ways, in turns, and print what it took; True when every token is the same."""
-    answer(llm, prompt, speculation=True)  # warm up: the controller measures this machine
-    plain, speculative = [], []
-    for _ in range(RUNS):
-        plain.append(answer(llm, prompt, speculation=False))
-        speculative.append(answer(llm, prompt, speculation=True))
-    print(f"\n{title}\n  {speculative[0].outputs[0].text.strip().splitlines()[0][:100]} ...")
-    gain = show("plain", plain) / show("speculative", speculative)
-    same = len({tuple(result.outputs[0].token_ids) for result in plain + speculative}) == 1
-    print(f"  {gain:.2f}x the speed of plain decoding, same tokens: {'yes' if same else 'NO'}")
-    return same
 
 
 if __name__ == "__main__":

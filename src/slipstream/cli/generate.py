@@ -186,4 +186,4 @@ def show(index: int, result: RequestOutput, *, many: bool, quiet: bool) -> None:
         if output.finish_reason == "error":
             print(f"error: {output.stop_reason}", file=sys.stderr)
     if not quiet:
-        print(statistics_line(result), file=sys.stderr)
+        print(statistics_line(result, alone=not many), file=sys.stderr)

@@ -16,7 +16,11 @@ def pull(
     """Fetch a model, or go on with a fetch that was interrupted; prints where it is."""
     from slipstream.models.registry import pull as fetch
 
-    typer.echo(fetch(name, quiet))
+    try:
+        typer.echo(fetch(name, quiet))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
 
 
 def models(json: bool = typer.Option(False, "--json", help="One JSON object a line.")) -> None:

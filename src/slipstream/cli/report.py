@@ -14,8 +14,8 @@ LONG_PROMPT = 512
 """Tokens from which on reading the prompt is shown."""
 
 
-def statistics_line(result: RequestOutput) -> str:
-    """Speed, and what speculation did, for people."""
+def statistics_line(result: RequestOutput, alone: bool = True) -> str:
+    """Speed, and what speculation did, for people. alone: no other prompt shared the passes."""
     timing, stats = result.timing, [output.speculation for output in result.outputs]
     made = result.usage["completion_tokens"]
     drafted = sum(each.num_draft_tokens for each in stats)
@@ -31,8 +31,8 @@ def statistics_line(result: RequestOutput) -> str:
     if drafted:
         parts.append(f"{accepted} of {drafted} drafted tokens accepted")
         gains = [each.speedup_estimate for each in stats if each.speedup_estimate]
-        if gains:
-            parts.append(f"about {sum(gains) / len(gains):.2f}x plain decoding")
+        if gains and alone and len(gains) == 1:
+            parts.append(f"about {gains[0]:.2f}x plain decoding")
     if any(each.near_ties for each in stats):
         parts.append(f"{sum(each.near_ties for each in stats)} near-ties")
     if not all(each.exact for each in stats):
