@@ -38,7 +38,6 @@ class Tokenizer:
     """One model's tokenizer. Safe to share between threads.
 
     vocab_size: number of real tokens; ids from there on are padding. end_ids: ids that end an answer, ascending.
-    adds_bos: a text encoded with add_special begins with bos_id.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -47,11 +46,9 @@ class Tokenizer:
         self.vocab_size = parts.vocabulary.token_count
         self.bos_id = parts.vocabulary.bos_id
         self.end_ids = parts.vocabulary.end_ids
-        self.adds_bos = self.bos_id is not None and self.bos_id in parts.prefix
         self.special_texts: Mapping[str, int] = parts.specials
         self._all = SpecialTexts(parts.specials, parts.takes_before, parts.takes_after)
         self._always = SpecialTexts(parts.always)
-        self._ids_by_bytes: dict[bytes, int] | None = None
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Ids of a text; add_special puts BOS (or more) around it where the model's settings say so.
@@ -116,14 +113,6 @@ class Tokenizer:
     def is_control(self, index: int) -> bool:
         """True for tokens that are never text: <|im_start|>, <|endoftext|>, ..."""
         return index in self._control
-
-    def id_of(self, text: str) -> int | None:
-        """The id of the token with exactly this text, special tokens first; None when there is none."""
-        if text in self._parts.specials:
-            return self._parts.specials[text]
-        if self._ids_by_bytes is None:
-            self._ids_by_bytes = {self.token_bytes(index): index for index in reversed(range(self.vocab_size))}
-        return self._ids_by_bytes.get(text.encode("utf-8", errors="surrogatepass"))
 
     def fingerprint(self) -> str:
         """Hash of the map from id to bytes, padding left out: equal for models that can share token ids."""

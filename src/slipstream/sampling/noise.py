@@ -40,16 +40,6 @@ def key(seed: int, t: int, stream: int = POSITION_STREAM) -> int:
     return mix(((inner ^ t) + _GOLDEN) & _MASK)
 
 
-def token_hash(seed: int, t: int, token: int) -> int:
-    """h(seed, t, token) of the position stream."""
-    return mix((key(seed, t) + token * _GOLDEN) & _MASK)
-
-
-def gumbel(seed: int, t: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """G of these tokens at position t, always finite."""
-    return kernels.gumbel(key(seed, t), ids)
-
-
 def uniforms(seed: int, purpose: str, step: int, count: int) -> NDArray[np.float64]:
     """`count` uniforms strictly inside (0, 1) for one purpose of one step; InputError for an unknown purpose."""
     if purpose not in STREAMS:
