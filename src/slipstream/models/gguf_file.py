@@ -23,17 +23,10 @@ from slipstream.models.mapped import map_file
 from slipstream.models.tensor import Tensor
 
 _SCALARS = {
-    0: ("u8", struct.Struct("<B")),
-    1: ("i8", struct.Struct("<b")),
-    2: ("u16", struct.Struct("<H")),
-    3: ("i16", struct.Struct("<h")),
-    4: ("u32", struct.Struct("<I")),
-    5: ("i32", struct.Struct("<i")),
-    6: ("f32", struct.Struct("<f")),
-    10: ("u64", struct.Struct("<Q")),
-    11: ("i64", struct.Struct("<q")),
-    12: ("f64", struct.Struct("<d")),
+    kind: struct.Struct(f"<{letter}")
+    for kind, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}.items()
 }
+"""u8, i8, u16, i16, u32, i32, f32, u64, i64, f64."""
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
@@ -107,7 +100,7 @@ class _Reader:
 
     def number(self, kind: int) -> Any:
         """One scalar of a GGUF type."""
-        form = _SCALARS[kind][1]
+        form = _SCALARS[kind]
         self.need(form.size, "a number")
         value = form.unpack_from(self.data, self.at)[0]
         self.at += form.size
@@ -163,7 +156,7 @@ class _Reader:
             self.fail(f"key {name!r} has unknown type {kind}")
         kind, count = self.number(4), self.number(10)
         if kind in _SCALARS:
-            form = _SCALARS[kind][1]
+            form = _SCALARS[kind]
             self.need(count * form.size, f"array {name}")
             numbers = np.frombuffer(self.data, dtype=f"<{form.format[1:]}", count=count, offset=self.at)
             self.at += count * form.size
@@ -186,7 +179,7 @@ class _Reader:
     def strings(self, count: int, name: str) -> list[str]:
         """An array of strings; the vocabulary has hundreds of thousands, so the loop is kept bare."""
         self.need(count * 8, f"array {name}")
-        data, at, end, length_at = self.data, self.at, self.end, _SCALARS[10][1].unpack_from
+        data, at, end, length_at = self.data, self.at, self.end, _SCALARS[10].unpack_from
         pieces: list[bytes] = []
         try:
             for _ in range(count):
