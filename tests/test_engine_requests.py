@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 
 import beds
@@ -174,3 +177,53 @@ def test_many_tokens_under_penalties_and_biases():
     for prompt, bias in ((list(range(90)), {}), ([1], {}), ([1], dict.fromkeys(range(100, 200), 0.5))):
         plain = beds.answer(made, prompt, speculation=False, logit_bias=bias, **params)
         assert beds.answer(made, prompt, logit_bias=bias, **params).token_ids == plain.token_ids
+
+
+def test_several_threads_take_turns():
+    """Each gets the answer it would get alone; streams among them."""
+    target, drafter, made = make()
+    params = SamplingParams(max_tokens=30)
+    found: dict[int, list[int]] = {}
+
+    def ask(first: int) -> None:
+        request = made.add([first], params)
+        if first % 2:
+            found[first] = [token for piece in made.stream(request) for token in piece.token_ids]
+        else:
+            found[first] = made.run([request])[0].outputs[0].token_ids
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = beds.engine(beds.TableTransformer())
+    assert found == {first: beds.answer(alone, [first], max_tokens=30).token_ids for first in range(6)}
+    assert_empty(target, drafter, made)
+
+
+def test_what_a_progress_call_may_do():
+    """It may cancel, which takes effect after the step; it may not start another step."""
+    target, drafter, made = make()
+    other = made.add([4, 5], SamplingParams(max_tokens=20))
+    made.step()
+
+    def cancel(done: int, total: int) -> None:
+        made.cancel(other)
+        made.cancel(request)
+
+    request = made.add([1, 2, 3], SamplingParams(max_tokens=20), progress=cancel)
+    made.run([other, request])
+    assert [one.answers[0].finish_reason for one in (other, request)] == ["cancelled", "cancelled"]
+    nested = made.add([1, 2, 3], progress=lambda done, total: made.step())
+    assert "in the middle of a step" in (made.run([nested])[0].outputs[0].stop_reason or "")
+    assert_empty(target, drafter, made)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [1.0], [True], ["1"], [[1]], b"ab", np.array([1.0, 2.0])])
+def test_prompt_ids_are_whole_numbers(prompt):
+    made = make()[2]
+    with pytest.raises(InputError, match=r"prompt token ids are .*; they must be a list of whole numbers"):
+        made.add(prompt)
+    assert made.idle
+    assert made.add(np.array([1, 2])).prompt_token_ids == made.add((1, 2)).prompt_token_ids == [1, 2]

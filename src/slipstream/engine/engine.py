@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +40,7 @@ class Engine:
 
     verifier, controller, drafters: as in the step. keep_prefixes: finished answers whose cache rows stay for prompts
     that begin with the same tokens. debug: check the cache against the tokens around every step (None: when the
-    environment says SLIPSTREAM_DEBUG=1).
+    environment says SLIPSTREAM_DEBUG=1). Several threads may use one engine: they take turns, step by step.
     """
 
     def __init__(
@@ -63,6 +65,10 @@ class Engine:
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
         self._ids = itertools.count()
         self._plain_steps: deque[float] = deque(maxlen=PLAIN_STEPS)
+        self._lock = threading.RLock()
+        self._stepping = False
+        self._dropped: list[Request] = []
+        """Cancelled from inside a step (by its progress call, or by the garbage collector); ended after it."""
 
     @property
     def idle(self) -> bool:
@@ -100,9 +106,7 @@ class Engine:
         return request
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = (
-            self.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else [int(t) for t in prompt]
-        )
+        tokens = self.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else whole_numbers(prompt)
         if not tokens:
             bos = self.tokenizer.bos_id
             if bos is None:
@@ -124,13 +128,21 @@ class Engine:
 
         An exception (or Ctrl-C) inside ends all running answers, whose state is then unknown, and is raised again.
         """
-        try:
-            while (answer := self._scheduler.next()) is not None:
-                self._start(answer)
-            self._pass()
-        except BaseException as error:
-            self._abort(f"{type(error).__name__}: {error}")
-            raise
+        with self._lock:
+            if self._stepping:
+                raise InputError("this model is in the middle of a step; do not generate from inside a progress call")
+            try:
+                self._stepping = True
+                while (answer := self._scheduler.next()) is not None:
+                    self._start(answer)
+                self._pass()
+            except BaseException as error:
+                self._abort(f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                self._stepping = False
+                while self._dropped:
+                    self.cancel(self._dropped.pop())
 
     def _pass(self) -> None:
         """One pass over what runs. Without memory for it, kept prefixes go first, then drafts, then the last row."""
@@ -238,15 +250,22 @@ class Engine:
             self._plain_steps.append(time.perf_counter() - started)
 
     def cancel(self, request: Request) -> None:
-        """End what is left of a request now; its slots are free again. Safe for requests that are done."""
-        for answer in request.answers:
-            if answer.finish_reason:
-                continue
-            answer.finish(End(CANCELLED))
-            if answer in self._scheduler.running:
-                self._finish(answer)
-            else:
-                self._scheduler.remove(answer)
+        """End what is left of a request, now or after the step that calls; its slots are then free again.
+
+        Safe for requests that are done.
+        """
+        with self._lock:
+            if self._stepping:
+                self._dropped.append(request)
+                return
+            for answer in request.answers:
+                if answer.finish_reason:
+                    continue
+                answer.finish(End(CANCELLED))
+                if answer in self._scheduler.running:
+                    self._finish(answer)
+                else:
+                    self._scheduler.remove(answer)
 
     def _abort(self, reason: str) -> None:
         for answer in list(self._scheduler.running):
@@ -260,12 +279,14 @@ class Engine:
         try:
             while not request.done:
                 self.step()
-                for answer in request.answers:
-                    yield from answer.pieces()
-            for answer in request.answers:
-                yield from answer.pieces()
+                yield from self._pieces(request)
+            yield from self._pieces(request)
         finally:
             self.cancel(request)
+
+    def _pieces(self, request: Request) -> list[Piece]:
+        with self._lock:
+            return [piece for answer in request.answers for piece in answer.pieces()]
 
     def run(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Results of these requests, in their order."""
@@ -279,7 +300,8 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the prefixes kept of earlier answers."""
-        self._slots.forget()
+        with self._lock:
+            self._slots.forget()
 
     def _check(self, batch: Batch) -> None:
         """The invariant between steps: the cache holds a row's tokens but for its anchor."""
@@ -287,3 +309,14 @@ class Engine:
             for row in (answer.row for answer in batch.answers if not answer.finish_reason):
                 length = self.target.length(row.slot)
                 assert length == len(row.tokens) - 1, f"row {row.id}: cache {length}, tokens {len(row.tokens)}"
+
+
+def whole_numbers(tokens: Sequence[int]) -> list[int]:
+    """Token ids as Python integers. Raises InputError for anything else, floats and truth values included."""
+    try:
+        found = [token if isinstance(token, (bool, float)) else operator.index(token) for token in tokens]
+        if isinstance(tokens, (str, bytes)) or any(isinstance(token, (bool, float)) for token in found):
+            raise TypeError
+        return found
+    except TypeError:
+        raise InputError(f"prompt token ids are {tokens!r:.80}; they must be a list of whole numbers") from None
