@@ -42,8 +42,6 @@ class Speculation:
     num_accepted_draft_tokens: int = 0
     tokens_before_trimming: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
-    drafted_by_source: dict[str, int] = field(default_factory=dict)
-    accepted_by_source: dict[str, int] = field(default_factory=dict)
     drafter_failures: int = 0
     near_ties: int = 0
     exact: bool = True
@@ -67,6 +65,16 @@ class Speculation:
     def draft_acceptance_rate(self) -> float:
         """Accepted / verified draft nodes, the bonus excluded."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def drafted_by_source(self) -> dict[str, int]:
+        """Verified draft nodes by drafter."""
+        return {source: made for source, counts in self.nodes.items() if (made := sum(counts.verified))}
+
+    @property
+    def accepted_by_source(self) -> dict[str, int]:
+        """Accepted draft nodes by drafter."""
+        return {source: kept for source, counts in self.nodes.items() if (kept := sum(counts.accepted))}
 
     @property
     def calibration_error(self) -> float:
@@ -104,10 +112,6 @@ def total(stats: Sequence[Speculation], tokens: Sequence[int]) -> Speculation:
             setattr(whole, name, sum(getattr(one, name) for one in stats))
     for one in stats:
         _add(whole.acceptance_histogram, one.acceptance_histogram)
-        for name in ("drafted_by_source", "accepted_by_source"):
-            counts = getattr(whole, name)
-            for source, count in getattr(one, name).items():
-                counts[source] = counts.get(source, 0) + count
         for source, counts in one.nodes.items():
             for kind in ("offered", "verified", "accepted"):
                 _add(getattr(whole.of(source), kind), getattr(counts, kind))

@@ -130,9 +130,6 @@ def count(answer: Answer, draft: Draft, verdict: Verdict) -> None:
     if not draft.sources:
         return
     for source, depth in zip(draft.sources, draft.depths(), strict=True):
-        stats.drafted_by_source[source] = stats.drafted_by_source.get(source, 0) + 1
         tally(stats.of(source).verified, (depth,))
     for depth, node in enumerate(verdict.path, 1):
-        source = draft.sources[node]
-        stats.accepted_by_source[source] = stats.accepted_by_source.get(source, 0) + 1
-        tally(stats.of(source).accepted, (depth,))
+        tally(stats.of(draft.sources[node]).accepted, (depth,))
