@@ -50,11 +50,9 @@ def test_settings_that_contradict_each_other_are_refused():
     assert "architecture 'table'" in choose(file).reason
 
 
-torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
+    torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
     made = {}
     for family in ("llama", "gpt2", "falcon-mqa", "mistral-window"):
         made[family] = torch_beds.save(torch_beds.tiny(family), tmp_path_factory.mktemp(family))
@@ -112,7 +110,7 @@ def test_info_says_which_runtime_and_why(folders, capsys):
 
 
 def test_a_device_that_is_not_here_is_one_line(folders):
-    if torch_beds.torch.cuda.is_available():
+    if pytest.importorskip("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(InputError, match="device 'cuda' cannot be used"):
         LLM(folders["llama"], device="cuda")

@@ -94,5 +94,4 @@ def _source(model: str | Path | ModelFile) -> tuple[Path, str, Sequence[int]]:
     if isinstance(model, (str, Path)):
         path = Path(model).expanduser()
         return (path, path.name, ()) if path.exists() else (Path(model), str(model), ())
-    config = model.config
-    return model.path, model.name, sorted({*config.unused_ids, *range(config.token_count, config.vocab_size)})
+    return model.path, model.name, model.config.padding_ids
