@@ -26,11 +26,6 @@ size_t Packed::panel_bytes() const {
   return static_cast<size_t>(inputs / info.span) * static_cast<size_t>(info.panel_bytes);
 }
 
-void linear_panels(const Packed& w, const float* x, int64_t ldx, int64_t m, float* y, int64_t ldy, const float* bias,
-                   int64_t begin, int64_t end) {
-  kernels().linear.panels({w, x, ldx, m, y, ldy, bias}, begin, end);
-}
-
 void linear(Pool& pool, const Packed& w, const float* x, int64_t ldx, int64_t m, float* y, int64_t ldy,
             const float* bias) {
   const LinearArgs args{w, x, ldx, m, y, ldy, bias};

@@ -58,11 +58,6 @@ void pack(Pool& pool, const Packed& shape, const uint8_t* const* rows, uint8_t* 
 void linear(Pool& pool, const Packed& w, const float* x, int64_t ldx, int64_t m, float* y, int64_t ldy,
             const float* bias = nullptr);
 
-// The same for the panels [begin, end) only, on the calling thread: for use inside a parallel_for of one's own
-// over w.panels(), for instance to go on working on the outputs 32*begin .. 32*end while they are in the cache.
-void linear_panels(const Packed& w, const float* x, int64_t ldx, int64_t m, float* y, int64_t ldy, const float* bias,
-                   int64_t begin, int64_t end);
-
 // One row of the weights (an embedding) as fp32.
 void unpack_row(const Packed& w, int64_t row, float* out);
 

@@ -1,4 +1,4 @@
-// Python bindings of packing and `linear`. Callers (kernels/native.py) have checked names, sizes and shapes.
+// Python bindings of packing and `linear`. Callers (kernels/pack.py) have checked names, sizes and shapes.
 #include "packed_bind.h"
 
 #include <nanobind/stl/optional.h>

@@ -2,9 +2,9 @@
 //
 // f32x16: load, store, bcast, zero, add, sub, mul, div, sqrt, fma(a, b, c) = a*b + c with one rounding,
 //         fnma(a, b, c) = c - a*b with one rounding, vmax / vmin (a > b ? a : b, so the second operand on NaN),
-//         neg, vabs, round_even, select(gt(a, b), p, q), reduce_add (fixed tree), reduce_max.
-// i32x16: iload, istore, ibcast, iand, ior, iadd, isub, shl<N>, shr<N> (logical), sar<N> (arithmetic).
-// Between: to_f32 (exact below 2^24), to_i32 (round to even), as_f32 / as_i32 (bits), load_f16, nibble<S> and
+//         neg, select(gt(a, b), p, q), reduce_add (fixed tree), reduce_max.
+// i32x16: iload, ibcast, iand, ior, shl<N>, shr<N> (logical), sar<N> (arithmetic).
+// Between: to_f32 (exact below 2^24), as_f32 / as_i32 (bits), load_f16, nibble<S> and
 //         nibble_signed<S> (the four bits from S on, as a float).
 // Loads and stores need no alignment. mask16 is whatever the set compares into.
 #pragma once

@@ -33,14 +33,6 @@ SLIP_INLINE f32x16 neg(f32x16 a) {
   const __m256 s = _mm256_set1_ps(-0.0f);
   return {_mm256_xor_ps(a.l, s), _mm256_xor_ps(a.h, s)};
 }
-SLIP_INLINE f32x16 vabs(f32x16 a) {
-  const __m256 s = _mm256_set1_ps(-0.0f);
-  return {_mm256_andnot_ps(s, a.l), _mm256_andnot_ps(s, a.h)};
-}
-SLIP_INLINE f32x16 round_even(f32x16 a) {
-  return {_mm256_round_ps(a.l, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-          _mm256_round_ps(a.h, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
 SLIP_INLINE mask16 gt(f32x16 a, f32x16 b) {
   return {_mm256_cmp_ps(a.l, b.l, _CMP_GT_OQ), _mm256_cmp_ps(a.h, b.h, _CMP_GT_OQ)};
 }
@@ -52,22 +44,14 @@ SLIP_INLINE i32x16 iload(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
-SLIP_INLINE void istore(void* p, i32x16 a) {
-  __m256i* q = static_cast<__m256i*>(p);
-  _mm256_storeu_si256(q, a.l);
-  _mm256_storeu_si256(q + 1, a.h);
-}
 SLIP_INLINE i32x16 ibcast(int32_t a) { const __m256i b = _mm256_set1_epi32(a); return {b, b}; }
 SLIP_INLINE i32x16 iand(i32x16 a, i32x16 b) { return {_mm256_and_si256(a.l, b.l), _mm256_and_si256(a.h, b.h)}; }
 SLIP_INLINE i32x16 ior(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.l, b.l), _mm256_or_si256(a.h, b.h)}; }
-SLIP_INLINE i32x16 iadd(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.l, b.l), _mm256_add_epi32(a.h, b.h)}; }
-SLIP_INLINE i32x16 isub(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.l, b.l), _mm256_sub_epi32(a.h, b.h)}; }
 template <int N> SLIP_INLINE i32x16 shl(i32x16 a) { return {_mm256_slli_epi32(a.l, N), _mm256_slli_epi32(a.h, N)}; }
 template <int N> SLIP_INLINE i32x16 shr(i32x16 a) { return {_mm256_srli_epi32(a.l, N), _mm256_srli_epi32(a.h, N)}; }
 template <int N> SLIP_INLINE i32x16 sar(i32x16 a) { return {_mm256_srai_epi32(a.l, N), _mm256_srai_epi32(a.h, N)}; }
 
 SLIP_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.l), _mm256_cvtepi32_ps(a.h)}; }
-SLIP_INLINE i32x16 to_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.l), _mm256_cvtps_epi32(a.h)}; }
 SLIP_INLINE f32x16 as_f32(i32x16 a) { return {_mm256_castsi256_ps(a.l), _mm256_castsi256_ps(a.h)}; }
 SLIP_INLINE i32x16 as_i32(f32x16 a) { return {_mm256_castps_si256(a.l), _mm256_castps_si256(a.h)}; }
 SLIP_INLINE f32x16 load_f16(const uint16_t* p) {

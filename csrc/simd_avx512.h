@@ -26,26 +26,18 @@ SLIP_INLINE f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fnmadd_ps
 SLIP_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 SLIP_INLINE f32x16 vmin(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 SLIP_INLINE f32x16 neg(f32x16 a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
-SLIP_INLINE f32x16 vabs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
-SLIP_INLINE f32x16 round_even(f32x16 a) {
-  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
 SLIP_INLINE mask16 gt(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
 SLIP_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
 
 SLIP_INLINE i32x16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
-SLIP_INLINE void istore(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 SLIP_INLINE i32x16 ibcast(int32_t a) { return {_mm512_set1_epi32(a)}; }
 SLIP_INLINE i32x16 iand(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 SLIP_INLINE i32x16 ior(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
-SLIP_INLINE i32x16 iadd(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-SLIP_INLINE i32x16 isub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 template <int N> SLIP_INLINE i32x16 shl(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> SLIP_INLINE i32x16 shr(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> SLIP_INLINE i32x16 sar(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 
 SLIP_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-SLIP_INLINE i32x16 to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 SLIP_INLINE f32x16 as_f32(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 SLIP_INLINE i32x16 as_i32(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
 SLIP_INLINE f32x16 load_f16(const uint16_t* p) {

@@ -36,8 +36,6 @@ SLIP_INLINE f32x16 fnma(const f32x16& a, const f32x16& b, const f32x16& c) {
 SLIP_INLINE f32x16 vmax(const f32x16& a, const f32x16& b) { SLIP_EACH(f32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 SLIP_INLINE f32x16 vmin(const f32x16& a, const f32x16& b) { SLIP_EACH(f32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 SLIP_INLINE f32x16 neg(const f32x16& a) { SLIP_EACH(f32x16, -a.v[i]); }
-SLIP_INLINE f32x16 vabs(const f32x16& a) { SLIP_EACH(f32x16, __builtin_fabsf(a.v[i])); }
-SLIP_INLINE f32x16 round_even(const f32x16& a) { SLIP_EACH(f32x16, __builtin_nearbyintf(a.v[i])); }
 SLIP_INLINE mask16 gt(const f32x16& a, const f32x16& b) {
   mask16 r;
   for (int i = 0; i < 16; i++) r.m[i] = a.v[i] > b.v[i];
@@ -48,12 +46,9 @@ SLIP_INLINE f32x16 select(const mask16& m, const f32x16& a, const f32x16& b) {
 }
 
 SLIP_INLINE i32x16 iload(const void* p) { i32x16 r; std::memcpy(r.v, p, 64); return r; }
-SLIP_INLINE void istore(void* p, const i32x16& a) { std::memcpy(p, a.v, 64); }
 SLIP_INLINE i32x16 ibcast(int32_t a) { SLIP_EACH(i32x16, static_cast<uint32_t>(a)); }
 SLIP_INLINE i32x16 iand(const i32x16& a, const i32x16& b) { SLIP_EACH(i32x16, a.v[i] & b.v[i]); }
 SLIP_INLINE i32x16 ior(const i32x16& a, const i32x16& b) { SLIP_EACH(i32x16, a.v[i] | b.v[i]); }
-SLIP_INLINE i32x16 iadd(const i32x16& a, const i32x16& b) { SLIP_EACH(i32x16, a.v[i] + b.v[i]); }
-SLIP_INLINE i32x16 isub(const i32x16& a, const i32x16& b) { SLIP_EACH(i32x16, a.v[i] - b.v[i]); }
 template <int N> SLIP_INLINE i32x16 shl(const i32x16& a) { SLIP_EACH(i32x16, a.v[i] << N); }
 template <int N> SLIP_INLINE i32x16 shr(const i32x16& a) { SLIP_EACH(i32x16, a.v[i] >> N); }
 template <int N> SLIP_INLINE i32x16 sar(const i32x16& a) {
@@ -62,10 +57,6 @@ template <int N> SLIP_INLINE i32x16 sar(const i32x16& a) {
 
 SLIP_INLINE f32x16 to_f32(const i32x16& a) { SLIP_EACH(f32x16, static_cast<float>(static_cast<int32_t>(a.v[i]))); }
 // Out of range gives the same value as the vector conversions of x86.
-SLIP_INLINE i32x16 to_i32(const f32x16& a) {
-  SLIP_EACH(i32x16, a.v[i] >= -2147483648.0f && a.v[i] < 2147483648.0f
-                        ? static_cast<uint32_t>(static_cast<int32_t>(__builtin_nearbyintf(a.v[i]))) : 0x80000000u);
-}
 SLIP_INLINE f32x16 as_f32(const i32x16& a) { f32x16 r; std::memcpy(r.v, a.v, 64); return r; }
 SLIP_INLINE i32x16 as_i32(const f32x16& a) { i32x16 r; std::memcpy(r.v, a.v, 64); return r; }
 SLIP_INLINE float f16_to_f32(uint16_t half) {

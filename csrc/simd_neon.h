@@ -38,20 +38,13 @@ SLIP_INLINE f32x16 vmin(f32x16 a, f32x16 b) {
   SLIP_EACH(f32x16, vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]));
 }
 SLIP_INLINE f32x16 neg(f32x16 a) { SLIP_EACH(f32x16, vnegq_f32(a.v[i])); }
-SLIP_INLINE f32x16 vabs(f32x16 a) { SLIP_EACH(f32x16, vabsq_f32(a.v[i])); }
-SLIP_INLINE f32x16 round_even(f32x16 a) { SLIP_EACH(f32x16, vrndnq_f32(a.v[i])); }
 SLIP_INLINE mask16 gt(f32x16 a, f32x16 b) { SLIP_EACH(mask16, vcgtq_f32(a.v[i], b.v[i])); }
 SLIP_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { SLIP_EACH(f32x16, vbslq_f32(m.v[i], a.v[i], b.v[i])); }
 
 SLIP_INLINE i32x16 iload(const void* p) { SLIP_EACH(i32x16, vld1q_s32(static_cast<const int32_t*>(p) + 4 * i)); }
-SLIP_INLINE void istore(void* p, i32x16 a) {
-  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) vst1q_s32(static_cast<int32_t*>(p) + 4 * i, a.v[i]);
-}
 SLIP_INLINE i32x16 ibcast(int32_t a) { SLIP_EACH(i32x16, vdupq_n_s32(a)); }
 SLIP_INLINE i32x16 iand(i32x16 a, i32x16 b) { SLIP_EACH(i32x16, vandq_s32(a.v[i], b.v[i])); }
 SLIP_INLINE i32x16 ior(i32x16 a, i32x16 b) { SLIP_EACH(i32x16, vorrq_s32(a.v[i], b.v[i])); }
-SLIP_INLINE i32x16 iadd(i32x16 a, i32x16 b) { SLIP_EACH(i32x16, vaddq_s32(a.v[i], b.v[i])); }
-SLIP_INLINE i32x16 isub(i32x16 a, i32x16 b) { SLIP_EACH(i32x16, vsubq_s32(a.v[i], b.v[i])); }
 template <int N> SLIP_INLINE i32x16 shl(i32x16 a) { SLIP_EACH(i32x16, vshlq_n_s32(a.v[i], N)); }
 template <int N> SLIP_INLINE i32x16 shr(i32x16 a) {
   if constexpr (N == 0) return a;
@@ -64,10 +57,6 @@ template <int N> SLIP_INLINE i32x16 sar(i32x16 a) {
 
 SLIP_INLINE f32x16 to_f32(i32x16 a) { SLIP_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
 // Out of range (and NaN) gives 0x80000000, as the vector conversions of x86 do.
-SLIP_INLINE i32x16 to_i32(f32x16 a) {
-  SLIP_EACH(i32x16, vbslq_s32(vcaltq_f32(a.v[i], vdupq_n_f32(2147483648.0f)), vcvtnq_s32_f32(a.v[i]),
-                              vdupq_n_s32(INT32_MIN)));
-}
 SLIP_INLINE f32x16 as_f32(i32x16 a) { SLIP_EACH(f32x16, vreinterpretq_f32_s32(a.v[i])); }
 SLIP_INLINE i32x16 as_i32(f32x16 a) { SLIP_EACH(i32x16, vreinterpretq_s32_f32(a.v[i])); }
 SLIP_INLINE f32x16 load_f16(const uint16_t* p) {
