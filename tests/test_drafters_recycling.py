@@ -162,3 +162,11 @@ def test_answers_are_those_of_plain_decoding_and_come_in_fewer_passes(params):
     for _ in range(2):
         assert beds.answer(made, [1, 2], max_tokens=120, **params).token_ids == plain.token_ids
     assert len(target.passes) < 1.8 * len(plain_target.passes)
+
+
+def test_forgetting_leaves_a_new_drafter():
+    drafter = Recycling(VOCAB)
+    shown(drafter, [3], [4], one_hot(4))
+    assert offered(drafter, [1, 3]).tokens
+    drafter.forget()
+    assert not offered(drafter, [1, 3]).tokens

@@ -15,7 +15,7 @@ def load(setting: str) -> common.Generate:
     llm = LLM(sys.argv[1], draft=draft, threads=int(sys.argv[2]), max_context=4096)
 
     def generate(messages: list[dict], limit: int) -> tuple[int, str]:
-        llm.forget()  # cold caches: no prefix of an earlier run
+        llm.forget()  # cold caches: neither prefixes nor recycled tokens of an earlier run
         output = llm.chat(messages, SamplingParams(max_tokens=limit))[0].outputs[0]
         return len(output.token_ids), output.text
 

@@ -269,8 +269,10 @@ class LLM:
         return prompt.text, prompt.token_ids
 
     def forget(self) -> None:
-        """Drop the cached prefixes of earlier answers, so that the next prompt is read as if it were the first."""
+        """Drop what earlier answers left, cached prefixes and recycled tokens, as if the next prompt were the first."""
         self._engine.forget()
+        for drafter in self._drafters:
+            getattr(drafter, "forget", lambda: None)()
 
     def close(self) -> None:
         """Free the cache, save what drafters keep; the object is of no use after it.

@@ -31,8 +31,9 @@ def main() -> int:
 
     color = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
     try:
-        print(begin().describe())
-        verdicts = [compare(title, prompt, color) for title, prompt in PROMPTS.items()]
+        with begin() as llm:
+            print(llm.describe())
+            verdicts = [compare(llm, title, prompt, color) for title, prompt in PROMPTS.items()]
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -60,14 +61,13 @@ def answer(llm: LLM, prompt: str, speculation: bool) -> RequestOutput:
     return llm.chat(messages, SamplingParams(max_tokens=128), speculation=speculation)[0]
 
 
-def compare(title: str, prompt: str, color: bool) -> bool:
-    """Answer `prompt` both ways, each time for the first time, and print what it took; True when all tokens agree."""
+def compare(llm: LLM, title: str, prompt: str, color: bool) -> bool:
+    """Answer `prompt` both ways, each time from cold caches, and print what it took; True when all tokens agree."""
     plain, speculative = [], []
     for _ in range(RUNS):
-        with begin() as llm:
-            speculative.append(answer(llm, prompt, speculation=True))
-            plain.append(answer(llm, prompt, speculation=False))
-            text = coloured(llm, speculative[-1]) if color else speculative[-1].outputs[0].text
+        speculative.append(answer(llm, prompt, speculation=True))
+        plain.append(answer(llm, prompt, speculation=False))
+    text = coloured(llm, speculative[-1]) if color else speculative[-1].outputs[0].text
     print(f"\n{title}{' (in colour: drafted, and right)' if color else ''}\n{text}")
     gain = show("plain", plain) / show("speculative", speculative)
     same = len({tuple(result.outputs[0].token_ids) for result in plain + speculative}) == 1

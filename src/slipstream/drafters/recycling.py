@@ -33,10 +33,8 @@ class Recycling:
     name = "recycling"
 
     def __init__(self, vocab_size: int, saved: Path | None = None, model: str = "") -> None:
-        self.table = Successors(vocab_size)
-        self._saved, self._model = saved, model
-        if saved is not None and saved.exists():
-            load(self.table, saved, model)
+        self._vocab_size, self._saved, self._model = vocab_size, saved, model
+        self.forget()
 
     def begin(self, row: Row) -> None:
         """A row joins; its text shows which token follows which."""
@@ -61,6 +59,12 @@ class Recycling:
 
     def end(self, row: Row) -> None:
         """The row leaves; what it showed stays."""
+
+    def forget(self) -> None:
+        """Start anew, from the saved table where there is one."""
+        self.table = Successors(self._vocab_size)
+        if self._saved is not None and self._saved.exists():
+            load(self.table, self._saved, self._model)
 
     def close(self) -> None:
         """Save the table where it shall be kept. Raises InputError when it cannot be written."""
