@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil.h"
 #include "isa.h"
 #include "packed_bind.h"
 
@@ -150,7 +151,7 @@ class PyDecoder {
                               depths.data(), first.data(), prefix.data(), tables.data(),
                               static_cast<int64_t>(tables.shape(1))};
     check_pass(pass, store);
-    nb::gil_scoped_release release;
+    const slip::WithoutGil release;
     decoder_->forward(pass, logits ? logits->data() : nullptr, features ? features->data() : nullptr, store);
   }
 
@@ -163,7 +164,7 @@ class PyDecoder {
       check(block >= 0 && block < static_cast<int64_t>(pool_.shape(0)), "commit to a block outside the pool");
       check(offsets.data()[i] >= 0 && offsets.data()[i] < slip::kKvBlock, "commit outside of a block");
     }
-    nb::gil_scoped_release release;
+    const slip::WithoutGil release;
     decoder_->commit(static_cast<int>(rows.shape(0)), rows.data(), blocks.data(), offsets.data());
   }
 

@@ -1,4 +1,4 @@
-// Python bindings of packing and `linear`. Callers (kernels/pack.py) have checked names, sizes and shapes.
+// Python bindings of packing and `linear`. Callers (kernels/native.py) have checked names, sizes and shapes.
 #include "packed_bind.h"
 
 #include <nanobind/stl/optional.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "gil.h"
 #include "isa.h"
 #include "pool.h"
 
@@ -48,7 +49,7 @@ void pack(int type, int64_t in, const std::vector<Bytes>& parts, const Rows& ord
   }
   const slip::Packed shape = shape_of(type, static_cast<int64_t>(rows.size()), in);
   check(data.shape(0) == shape.bytes(), "packed buffer has the wrong size");
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   slip::pack(slip::Pool::instance(), shape, rows.data(), data.data());
 }
 
@@ -61,7 +62,7 @@ void linear(const In& x, const PackedHandle& packed, const Out& y, std::optional
   check(table != nullptr, "this CPU cannot run those kernels");
   const slip::LinearArgs args{w, x.data(), w.in, static_cast<int64_t>(x.shape(0)), y.data(), w.out,
                               bias ? bias->data() : nullptr};
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   slip::Pool::instance().parallel_for(w.panels(),
                                       [&](int64_t begin, int64_t end) { table->linear.panels(args, begin, end); });
 }
@@ -71,7 +72,7 @@ void unpack_rows(const PackedHandle& packed, const Rows& ids, const Out& out) {
   check(out.shape(0) == ids.shape(0) && static_cast<int64_t>(out.shape(1)) == w.in, "out has the wrong shape");
   for (size_t k = 0; k < ids.shape(0); k++)
     check(ids.data()[k] >= 0 && ids.data()[k] < w.out, "row number out of range");
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   slip::Pool::instance().parallel_for(static_cast<int64_t>(ids.shape(0)), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) slip::unpack_row(w, ids.data()[k], out.data() + k * w.in);
   });
@@ -84,7 +85,7 @@ double read_seconds(const Vector& data, int repeats) {
   const auto read = slip::kernels().linear.read;
   double best = 1e30;
   volatile float sink = 0;
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   for (int k = 0; k < repeats; k++) {
     const auto start = std::chrono::steady_clock::now();
     slip::Pool::instance().parallel_for(pieces, [&](int64_t begin, int64_t end) {

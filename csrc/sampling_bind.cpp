@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bind.h"
+#include "gil.h"
 #include "isa.h"
 #include "pool.h"
 #include "sampling.h"
@@ -57,7 +58,7 @@ int64_t argmax(const Logits& logits, const std::string& isa) {
   const size_t n = logits.shape(0);
   if (n == 0) return -1;
   const slip::SamplingTable& table = table_of(isa);
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   return table.argmax(logits.data(), n);
 }
 
@@ -66,7 +67,7 @@ nb::tuple select_tokens(const Logits& logits, const Ids& ids, const Values& valu
   const slip::SamplingTable& table = table_of(isa);
   std::vector<slip::Scored> best;
   {
-    nb::gil_scoped_release release;
+    const slip::WithoutGil release;
     const slip::FpScope scope;
     if (count > 0 && prepare(table, logits, ids, values, temperature))
       best = row().select({temperature, min_p, top_k, top_p}, key, count);
@@ -78,7 +79,7 @@ bool probabilities(const Logits& logits, const Ids& ids, const Values& values, d
                    int64_t top_k, double top_p, const Out& out, const std::string& isa) {
   const slip::SamplingTable& table = table_of(isa);
   if (out.shape(0) != logits.shape(0)) throw nb::value_error("out has the wrong length");
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   const slip::FpScope scope;
   if (!prepare(table, logits, ids, values, temperature)) return false;
   row().probabilities({temperature, min_p, top_k, top_p}, out.data());
@@ -92,7 +93,7 @@ nb::object logprobs(const Logits& logits, size_t token, size_t count, const std:
   std::vector<slip::Scored> best;
   double own = 0.0;
   {
-    nb::gil_scoped_release release;
+    const slip::WithoutGil release;
     const slip::FpScope scope;
     if (!row().prepare(table, logits.data(), logits.shape(0), nullptr, nullptr, 0, 0.0)) {
       own = 1.0;
@@ -114,7 +115,7 @@ void top(const Matrix& logits, const TopIds& ids, const TopValues& values, const
   const size_t rows = logits.shape(0), n = logits.shape(1), count = ids.shape(1);
   if (ids.shape(0) != rows || values.shape(0) != rows || values.shape(1) != count || count == 0)
     throw nb::value_error("ids and values must have the shape [rows, count]");
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   for (size_t row = 0; row < rows; row++)
     table.top(logits.data() + row * n, n, count, ids.data() + row * count, values.data() + row * count);
 }

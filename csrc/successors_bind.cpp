@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "gil.h"
 #include "isa.h"
 #include "pool.h"
 #include "successors.h"
@@ -41,7 +42,7 @@ void learn(const Rows& ids, const Weights& weights, const Owner& owner, const To
   for (const int64_t token : before) check(table, token, -1);
   for (const int64_t row : order)
     if (row < 0 || static_cast<size_t>(row) >= tokens.size()) throw nb::value_error("no such row of logits");
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   const slip::FpScope scope;
   for (const int64_t row : order) {
     const size_t i = static_cast<size_t>(row);
@@ -52,7 +53,7 @@ void learn(const Rows& ids, const Weights& weights, const Owner& owner, const To
 void read_text(const Rows& ids, const Weights& weights, const Owner& owner, const Tokens& tokens) {
   slip::Successors table = table_of(ids, weights, owner);
   for (const int64_t token : tokens) check(table, token, 0);
-  nb::gil_scoped_release release;
+  const slip::WithoutGil release;
   for (size_t i = 1; i < tokens.size(); i++) table.saw(i > 1 ? tokens[i - 2] : -1, tokens[i - 1], tokens[i]);
 }
 

@@ -261,3 +261,22 @@ def test_older_processors_compute_the_same_bits(cpu, kernels_of_it):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "SLIPSTREAM_THREADS": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.split() == [kernels_of_it, *here[1:]], done.stderr
+
+
+ENDS_IN_A_KERNEL = """
+import threading, time
+import numpy as np
+from slipstream import kernels
+packed = kernels.pack("F32", np.ones((2048, 1024), np.uint8), 256)
+def compute():
+    while True:
+        kernels.linear(np.ones((4, 256), np.float32), packed)
+threading.Thread(target=compute, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+def test_a_process_that_ends_while_a_thread_computes_ends_in_peace():
+    for count in ("1", "2", "3"):
+        done = python(ENDS_IN_A_KERNEL, SLIPSTREAM_THREADS=count)
+        assert (done.returncode, done.stderr) == (0, "")
