@@ -94,6 +94,6 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def chain(tokens: Sequence[int], source: str = "") -> Draft:
+def chain(tokens: Sequence[int]) -> Draft:
     """A draft without branches."""
-    return Draft(list(tokens), list(range(-1, len(tokens) - 1)), sources=[source] * len(tokens))
+    return Draft(list(tokens), list(range(-1, len(tokens) - 1)))
