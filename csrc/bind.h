@@ -7,3 +7,4 @@ void bind_linear(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_successors(nanobind::module_& m);
+void bind_suffix(nanobind::module_& m);

@@ -4,12 +4,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "gil.h"
 #include "isa.h"
 #include "pool.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // threads that outlive the interpreter keep what they use
   m.attr("version") = SLIPSTREAM_VERSION;
   m.attr("layout_version") = slip::kLayoutVersion;
   m.def("available_kernels", &slip::available_kernels, "Names of the kernel sets this CPU can run, best first.");
@@ -21,7 +23,7 @@ NB_MODULE(_core, m) {
       "set_threads",
       [](int n) {
         if (n < 1 || n > 256) throw nb::value_error("threads must be between 1 and 256");
-        nb::gil_scoped_release release;
+        const slip::WithoutGil release;
         slip::Pool::instance().set_threads(n);
       },
       nb::arg("n"));
@@ -29,4 +31,5 @@ NB_MODULE(_core, m) {
   bind_decoder(m);
   bind_sampling(m);
   bind_successors(m);
+  bind_suffix(m);
 }

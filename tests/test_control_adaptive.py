@@ -274,6 +274,26 @@ def test_sources_that_always_agree_are_not_believed_twice():
         def propose(self, limit, step, rng):
             return super().propose(limit, step, random.Random(step))
 
+    seen = []
+
+    class Watched(Adaptive):
+        def choose(self, rows, offers, limits):
+            drafts = super().choose(rows, offers, limits)
+            seen.extend(tree.chances[0] for tree in self._trees.values() if len(tree))
+            return drafts
+
+    World([Same("a", 0.5, 1e-6), Same("b", 0.5, 1e-6)]).run(Watched(4, "chain"), 600)
+    assert sum(seen[-200:]) / 200 == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_a_source_offers_when_the_others_are_silent_is_judged_apart():
+    """The second drafter is right where the first one speaks, and wrong where it is silent."""
+
+    class Sometimes(Guesser):
+        def propose(self, limit, step, rng):
+            return super().propose(limit, step, rng) if step % 2 else Offers(self.name)
+
     controller = Adaptive(4, "chain")
-    World([Same("a", 0.5, 1e-6), Same("b", 0.5, 1e-6)]).run(controller, 600)
-    assert controller.agreement.chance("a+b", 0.5, 1) == pytest.approx(0.5, abs=0.15)
+    guessers = [Sometimes("a", 1.0, 1e-6), Guesser("b", lambda step: float(step % 2), 1e-6)]
+    World(guessers, pass_time=flat).run(controller, 600)
+    assert controller.agreement.chance("b alone", guessers[1].belief, 1) < 0.35

@@ -103,21 +103,23 @@ def test_duplicates_confirm_each_other():
     assert merge([one, two], [[0.1, 0.5], [0.8, 0.5]]).sources[0] == "two"
 
 
-def test_what_agreement_means_is_asked_only_where_several_sources_speak():
+def test_the_guide_is_believed_and_what_others_add_is_weighed():
     asked = []
 
     def combine(label, belief, depth):
-        asked.append((label, belief, depth))
+        asked.append((label, round(belief, 9), depth))
         return 0.25
 
     one, two = beds.offer_chain([1, 2], "one", 0.5), beds.offer_chain([1, 3], "two", 0.4)
     tree = merge([one, two], combine=combine)
-    assert sorted(asked) == [("one", 0.5, 2), ("one+two", pytest.approx(0.45), 1), ("two", 0.4, 2)]
-    assert tree.chances == [0.25, 0.25, 0.25]
-    assert (tree.labels, tree.beliefs) == (["one+two", "one", "two"], [pytest.approx(0.45), 0.5, 0.4])
+    assert asked == [("two beside", 0.2, 2)], "0.4 of the half that the guide leaves over"
+    assert dict(zip(tree.tokens, tree.chances, strict=True)) == {1: 0.5, 2: 0.5, 3: 0.25}
+    assert dict(zip(tree.tokens, tree.labels, strict=True)) == {1: "", 2: "", 3: "two beside"}
     asked.clear()
-    assert merge([one, beds.offer_chain([], "two")], combine=combine).chances == [0.5, 0.5]
+    merge([one], combine=combine)
     assert not asked
+    merge([beds.offer_chain([], "two"), one], combine=combine)
+    assert asked == [("one alone", 0.5, 1), ("one alone", 0.5, 2)]
 
 
 def test_rival_siblings_share_one():

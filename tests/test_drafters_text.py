@@ -10,9 +10,11 @@ from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Row
-from slipstream.drafters.automaton import NONE, ROOT, SuffixAutomaton
 from slipstream.drafters.lookup import Lookup
-from slipstream.drafters.suffix import Suffix, predict
+from slipstream.drafters.suffix import Suffix
+from slipstream.kernels import native
+from slipstream.kernels.reference_suffix import NONE, ROOT, SuffixAutomaton, predict
+from slipstream.kernels.suffix import make_automaton
 
 
 def row_of(tokens, ident=0):
@@ -281,3 +283,22 @@ def test_cost_per_token_does_not_grow_with_the_context(kind, text):
     drafter.propose([row], [chain(8)])
     late = per_step()
     assert late < 4 * early + 2e-4, f"{early * 1e6:.0f} us grew to {late * 1e6:.0f} us"
+
+
+@pytest.mark.skipif(native.core is None, reason="installed without the compiled core")
+@pytest.mark.parametrize("alphabet", [1, 2, 4, 40, 400])
+def test_the_compiled_automaton_equals_its_twin(alphabet):
+    rng = random.Random(alphabet)
+    compiled, twin = make_automaton(), SuffixAutomaton()
+    assert type(compiled) is not SuffixAutomaton
+    text = [rng.randrange(alphabet) for _ in range(600)]
+    text += text[100:300] + [rng.randrange(alphabet) if rng.random() < 0.1 else token for token in text[:400]]
+    size = 0
+    while size < len(text):
+        more = rng.randrange(1, 6)
+        for one in (compiled, twin):
+            one.extend(text[size : size + more])
+        size += more
+        limits = (rng.randrange(1, 20), rng.randrange(1, 9), rng.randrange(1, 5), rng.choice([0.0, 0.03, 0.2]))
+        assert list(map(list, compiled.tree(*limits))) == list(map(list, twin.tree(*limits)))
+        assert compiled.size == twin.size

@@ -92,7 +92,8 @@ class Adaptive:
         for name in asked:
             self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.nodes}
         depths = {name: self._saw(name, offers, chances, limits) for name in asked if self._book(name)}
-        trees = [self._tree(of_row, beliefs) for of_row, beliefs in zip(offers, chances, strict=True)]
+        best_first = sorted(asked, key=self.calibrator.loss)
+        trees = [self._tree(*_of(best_first, *pair)) for pair in zip(offers, chances, strict=True)]
         self._trees = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
         drafting = {name: self.sources[name].seconds(depths.get(name, 1)) for name in asked}
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
@@ -120,9 +121,11 @@ class Adaptive:
         for seen in observations:
             offers = self._offers.pop(seen.row.id, ())
             tree = self._trees.pop(seen.row.id, None)
-            if tree is not None and not tree.whole and sum(len(offer) > 0 for offer in offers) > 1:
+            if tree is not None and not tree.whole and len(self._now) > 1:
                 for node, depth, hit in decided(tree.tokens, tree.parents, seen.verdict.tokens):
-                    self.agreement.observe(tree.labels[node], tree.beliefs[node], depth, hit)
+                    if tree.labels[node]:
+                        self.agreement.observe(tree.labels[node], tree.beliefs[node], depth, hit)
+            self.calibrator.compare(offers, seen.verdict.tokens)
             for offer in offers:
                 surprise = self.calibrator.learn(offer, seen.verdict.tokens)
                 self.sources[offer.source].refund(surprise)
@@ -185,10 +188,10 @@ class Adaptive:
             source.judge(False, (0.0, 0.0, 0), (tokens, seconds))
             return
         offers, chances, limits = given
-        trees = []
+        best_first, trees = sorted(drafting, key=self.calibrator.loss), []
         for of_row, beliefs in zip(offers, chances, strict=True):
-            others = [index for index, offer in enumerate(of_row) if offer.source != name and len(offer)]
-            trees.append(self._tree([of_row[i] for i in others], [beliefs[i] for i in others]) if others else Ranked())
+            others = [other for other in best_first if other != name]
+            trees.append(self._tree(*_of(others, of_row, beliefs)) if others else Ranked())
         _, fewer, faster = self._best(trees, limits, sum(drafting.values()) - own)
         source.judge(True, (tokens, seconds - own, depth), (fewer, faster))
 
@@ -221,6 +224,14 @@ class Adaptive:
         for _, index, _ in nodes[:best]:
             counts[index] += 1
         return counts, best_tokens, best_seconds
+
+
+def _of(
+    names: Sequence[str], offers: Sequence[Offers], chances: Sequence[Sequence[float]]
+) -> tuple[list[Offers], list[Sequence[float]]]:
+    """The offers of these sources in this order, and their chances."""
+    pairs = [pair for name in names for pair in zip(offers, chances, strict=True) if pair[0].source == name]
+    return [offer for offer, _ in pairs], [beliefs for _, beliefs in pairs]
 
 
 def _best_path(offer: Offers, chances: Sequence[float]) -> list[float]:

@@ -18,6 +18,8 @@ WEIGHT = 4.0
 FORGET = 0.97
 """Weight left of old observations with each new one of the same kind: about the last thirty count."""
 LEAST, MOST = 0.002, 0.99
+LOSS_FORGET = 0.995
+"""Weight left of a source's mean loss with each new step."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Source:
     """What is known of one source: as a whole, by tenth of its beliefs, and by tenth and depth."""
 
     def __init__(self) -> None:
+        self.loss = 0.0
         self.whole = _Tally()
         self.bins = [_Tally() for _ in range(BINS + 1)]
         self.cells = [[_Tally() for _ in range(len(DEPTH_EDGES) + 1)] for _ in range(BINS + 1)]
@@ -65,6 +68,24 @@ class Calibrator:
         tally = known.cells[bin_][_level(depth)]
         expected = (tally.hits + weight * expected) / (tally.seen + weight)
         return min(max(expected, LEAST), MOST)
+
+    def loss(self, source: str) -> float:
+        """Mean quadratic loss of a source's first level: the lower, the better it tells right nodes from wrong ones."""
+        known = self._sources.get(source)
+        return known.loss if known is not None else 0.0
+
+    def compare(self, offers: Sequence[Offers], emitted: Sequence[int]) -> None:
+        """Book the losses of sources in a step in which several of them offered something."""
+        speaking = [offer for offer in offers if len(offer)]
+        for offer in speaking if len(speaking) > 1 and emitted else ():
+            loss = 0.0
+            for token, parent, belief in zip(offer.tokens, offer.parents, offer.probs, strict=True):
+                if parent == ANCHOR:
+                    chance = self.chance(offer.source, belief, 1)
+                    loss += chance * (chance - 2.0 * (token == emitted[0]))
+            known = self._sources.get(offer.source)
+            if known is not None:
+                known.loss += (1.0 - LOSS_FORGET) * (loss - known.loss)
 
     def chances(self, offers: Offers) -> list[float]:
         """The same for every node of an offer."""

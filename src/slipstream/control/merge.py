@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Offers
 
+ALONE, BESIDE = " alone", " beside"
+"""Added to the label of nodes when all other sources had nothing to offer, or when the guide offers others there."""
+LEFT_OVER = 0.02
+"""Least probability that a guide's nodes leave to others."""
 MOST_CERTAIN = 0.995
 """No combination of estimates is believed beyond this."""
 
@@ -77,8 +81,9 @@ def merge(
     """All offers for one row as one ranked tree; the same token below the same path is one node.
 
     probs: the chances to use in place of the offers' own, one list per offer (calibrated ones).
-    Where several sources offer something, `combine` says what it means that just these offered a node; without it they
-    count as independent, and the chance of a duplicate is 1 - prod(1 - chance). Siblings exclude each other, so their
+    combine: where several sources were asked, the first is the guide: its nodes keep their chances, and `combine` says
+    what it means that only others offered a node. Without it sources count as independent, and the chance of a
+    duplicate is 1 - prod(1 - chance). Siblings exclude each other, so their
     chances are scaled down where they sum to more than one. A drawn offer is taken whole, in its own order, and alone:
     leaving out or re-ranking draws would bias the classical verifiers.
     """
@@ -87,9 +92,8 @@ def merge(
             return _whole(offer)
     chances = probs if probs is not None else [offer.probs for offer in offers]
     nodes = _union(offers, chances)
-    if combine is not None and sum(len(offer) > 0 for offer in offers) > 1:
-        for node in nodes:
-            node.chance = min(combine(node.label, node.belief, node.depth), MOST_CERTAIN)
+    if combine is not None and len(offers) > 1:
+        _weigh(nodes, offers[0], chances[0], combine, sum(len(offer) > 0 for offer in offers) == 1)
     _share(nodes)
     reach: list[float] = []
     for node in nodes:
@@ -109,6 +113,28 @@ def merge(
         ranked.labels.append(node.label)
         ranked.beliefs.append(node.belief)
     return ranked
+
+
+def _weigh(nodes: Sequence[_Node], guide: Offers, chances: Sequence[float], combine: Combine, alone: bool) -> None:
+    """Set the chances of nodes that several sources could have offered; the guide is believed where it speaks.
+
+    What only others offer competes for the probability that the guide's own nodes below the same parent leave over.
+    """
+    index = {(node.parent, node.token): place for place, node in enumerate(nodes)}
+    taken: dict[int, float] = {}
+    own: list[int] = []
+    for token, parent, chance in zip(guide.tokens, guide.parents, chances, strict=True):
+        above = ANCHOR if parent == ANCHOR else own[parent]
+        own.append(index[above, token])
+        taken[above] = taken.get(above, 0.0) + chance
+    for place, chance in zip(own, chances, strict=True):
+        nodes[place].chance, nodes[place].label = min(chance, MOST_CERTAIN), ""
+    for node in nodes:
+        if node.label:
+            left = max(LEFT_OVER, 1.0 - taken.get(node.parent, 0.0))
+            node.total, node.count = node.belief * left, 1
+            node.label += ALONE if alone else BESIDE if node.parent in taken else ""
+            node.chance = min(combine(node.label, node.total, node.depth), MOST_CERTAIN)
 
 
 def _share(nodes: Sequence[_Node]) -> None:

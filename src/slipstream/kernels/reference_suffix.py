@@ -18,6 +18,18 @@ highly periodic, where the counts of its shortest substrings do not matter."""
 WIDE = 12
 """A state with more continuations than this keeps a list of its most frequent ones."""
 KEPT = 8
+BACKED_OFF = 3
+"""Contexts that are blended: the longest match and the next shorter ones with other occurrences."""
+IGNORED = 0.1
+"""Shorter contexts that have less weight than this together are not looked at."""
+DOUBT = 3.0
+"""Weight of the shorter contexts against one occurrence of a match of one token."""
+MOST_CERTAIN = 0.99
+
+Guess = tuple[float, int, int, int, int]
+"""Chance, when last seen, token, state after it, tokens that match there."""
+Tree = tuple[list[int], list[int], list[float], list[float]]
+"""Tokens, parents (-1 at the top), chances given the parent, tokens matched at each node."""
 
 
 class SuffixAutomaton:
@@ -166,3 +178,64 @@ class SuffixAutomaton:
             self._token[state], self._to[state] = token, target
         else:
             self._more.setdefault(state, {})[token] = target
+
+    def tree(self, nodes: int, depth: int, width: int, least: float) -> Tree:
+        """The most probable continuations of the longest match, by falling probability of their path."""
+        tokens, parents, chances, matches = tree = list[int](), list[int](), list[float](), list[float]()
+        start = self.match()
+        if start == ROOT:
+            return tree
+        # Best path first; the counter keeps the order of siblings and makes equal ones comparable.
+        waiting: list[tuple[float, int, float, int, int, int, int, int]] = []
+        order = 0
+        at: tuple[int, int, int, int, float] = (start, self.length[start], NONE, 0, 1.0)
+        while len(tokens) < nodes:
+            state, match, parent, deep, reach = at
+            if deep < depth:
+                for chance, _, token, after, matched in predict(self, state, match, width):
+                    if reach * chance < least:
+                        break
+                    order += 1
+                    entry = (-reach * chance, order, chance, token, after, matched, parent, deep + 1)
+                    heapq.heappush(waiting, entry)
+            if not waiting:
+                break
+            negative, _, chance, token, state, match, parent, deep = heapq.heappop(waiting)
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(chance)
+            matches.append(float(match))
+            at = (state, match, len(tokens) - 1, deep, -negative)
+        return tree
+
+
+def predict(automaton: SuffixAutomaton, state: int, match: int, width: int) -> list[Guess]:
+    """The `width` most probable next tokens after `state`, of which the last `match` tokens are the text's own.
+
+    chance = trust * share of the token among the followers + (1 - trust) * chance in the next shorter context, where
+    trust = seen * match / (seen * match + DOUBT): long matches and many occurrences outweigh the shorter context.
+    Equal chances: the one seen latest first.
+    """
+    chances: dict[int, list[float]] = {}
+    where: dict[int, tuple[int, int]] = {}
+    rest = 1.0
+    for _ in range(BACKED_OFF):
+        if state <= ROOT or rest < IGNORED:
+            break
+        followers = automaton.followers(state)
+        if followers > 0:
+            trust = followers * match / (followers * match + DOUBT)
+            weight = rest * trust / followers
+            rest *= 1.0 - trust
+            for token, after in automaton.continuations(state):
+                entry = chances.get(token)
+                if entry is None:
+                    chances[token] = [weight * automaton.count[after], float(automaton.latest[after])]
+                    where[token] = (after, match + 1)
+                else:
+                    entry[0] += weight * automaton.count[after]
+        state = automaton.link[state]
+        match = automaton.length[state] if state > ROOT else 0
+    ranked = [(min(chance, MOST_CERTAIN), int(latest), token) for token, (chance, latest) in chances.items()]
+    ranked.sort(reverse=True)
+    return [(chance, latest, token, *where[token]) for chance, latest, token in ranked[:width]]
