@@ -1,7 +1,7 @@
 """The compiled core: loaded once, chosen by SLIPSTREAM_KERNELS, its threads set by SLIPSTREAM_THREADS.
 
 `core` is None where the package was built without a compiler, or with SLIPSTREAM_KERNELS=numpy; then the numpy twins
-serve, with the same bits and about a hundred times slower.
+serve, with the same bits and hundreds of times slower.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def warn_if_slow() -> None:
     if core is None and not _warned and os.environ.get("SLIPSTREAM_KERNELS", "").strip().lower() != "numpy":
         _warned = True
         warnings.warn(
-            "slipstream was installed without its compiled kernels and runs on numpy, about a hundred times slower; "
+            "slipstream was installed without its compiled kernels and runs on numpy, hundreds of times slower; "
             "install g++ or clang++ and reinstall it",
             RuntimeWarning,
             stacklevel=3,
