@@ -137,6 +137,7 @@ def test_wrong_input_is_one_line_and_code_2(capsys, words, message):
     ("text", "message"),
     [
         ("{", "row 1 is not JSON"),
+        pytest.param("[" * 100_000, "row 1 is not JSON", id="deep"),
         ('{"prompt": "a"}\n[1]', "row 2 needs"),
         ('{"messages": "x"}', "row 1 needs"),
         ("", "no rows"),
@@ -209,15 +210,26 @@ def test_help_starts_fast_and_imports_nothing_heavy():
     assert min(times) < 0.3
 
 
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line of bash; `slipstream` is this Python's."""
+    line = f'slipstream() {{ "{sys.executable}" -m slipstream "$@"; }}; {command}'
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+
 def test_a_closed_pipe_is_quiet():
-    result = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m slipstream generate --help | head -1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = shell("slipstream generate --help | (sleep .5; true); echo ${PIPESTATUS[0]}")
+    assert (result.stdout, result.stderr) == ("0\n", "")
+    result = shell("slipstream models | head -1; exit ${PIPESTATUS[0]}")
+    assert result.returncode == 0
     assert result.stderr == ""
     assert result.stdout.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_one_line_and_code_2():
+    result = shell("slipstream models > /dev/full")
+    assert (result.returncode, result.stderr) == (2, "error: [Errno 28] No space left on device\n")
+    assert shell("slipstream models >&-").returncode == 0
+    assert shell("slipstream nonsense 2>&-").returncode == 2
 
 
 def chat(capsys, monkeypatch, text: str, *words: str) -> tuple[int, str, str]:

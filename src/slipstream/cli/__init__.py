@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = [word for word in given if word != "--debug"]
     debug = "--debug" in given or os.environ.get("SLIPSTREAM_DEBUG") == "1"
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (`>&-`)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open to the end
     try:
         with warnings.catch_warnings():
             if not debug:
@@ -29,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = app(args=words, prog_name="slipstream", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
-        # The reader has gone (`slipstream ... | head`): nothing is wrong, and nothing can be said any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):
+        # The reader has gone (`slipstream ... | head`), for which typer leaves with code 1: nothing is wrong, and
+        # nothing can be said any more.
+        drop_output()
         return 0
     except SlipstreamError as error:
         if debug:
@@ -53,8 +58,17 @@ def refused(error: Exception, debug: bool) -> int:
         return complain(error.format_message())
     if debug:
         raise error
+    if isinstance(error, OSError):
+        drop_output()
+        return complain(str(error))
     complain(f"{type(error).__name__}: {error} (this is a defect; --debug shows where it happened)")
     return 1
+
+
+def drop_output() -> None:
+    """What is still to be written to stdout goes nowhere, so that the exit cannot fail on it."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:

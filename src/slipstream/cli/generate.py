@@ -130,7 +130,7 @@ def row(line: str, number: int) -> Task:
     """One row of a JSONL file."""
     try:
         found = json_format.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"row {number} is not JSON: {error}") from None
     if isinstance(found, dict):
         if isinstance(found.get("messages"), list):
