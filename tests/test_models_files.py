@@ -261,7 +261,7 @@ def test_a_missing_or_damaged_file_of_a_folder_is_named(tmp_path, name):
             open_model(folder)
 
 
-@pytest.mark.parametrize("change", ["vocab", "added", "types"])
+@pytest.mark.parametrize("change", ["vocab", "added", "content", "types"])
 def test_damaged_tokenizer_json(tmp_path, change):
     folder = write_folder(tmp_path / "hf")
     description = json.loads((folder / "tokenizer.json").read_text())
@@ -269,6 +269,8 @@ def test_damaged_tokenizer_json(tmp_path, change):
         description["model"]["vocab"] = {"a": "0"}
     elif change == "added":
         description["added_tokens"] = [{"id": 3}]
+    elif change == "content":
+        description["added_tokens"][0]["content"] = None
     else:
         description["model"] = None
     (folder / "tokenizer.json").write_text(json.dumps(description))

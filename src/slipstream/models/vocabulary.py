@@ -71,6 +71,7 @@ def vocabulary_from_hf(
         texts.update({index: entry["content"] for index, entry in added.items()})
         present = {*ids, *added}
         good = bool(present) and all(type(index) is int and 0 <= index < 1 << 24 for index in present)
+        good = good and all(isinstance(text, str) for text in texts.values())
     except (KeyError, TypeError, AttributeError, ValueError):
         good = False
     if not good:
