@@ -144,7 +144,7 @@ def test_fault_25_a_useless_drafter_is_hardly_asked():
     assert dear.asked < 25
     cheap = Guesser("cheap", 0.0, 0.000001)
     World([cheap], flat).run(Adaptive(), 1000)
-    assert cheap.asked > 900  # at no cost, and it is there when it pays again
+    assert 250 < cheap.asked < 500  # next to no cost, and it is there when it pays again
 
 
 @pytest.mark.parametrize("seconds", [0.00001, 0.003])

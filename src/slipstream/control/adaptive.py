@@ -23,6 +23,9 @@ AGREEMENT_WEIGHT = 12.0
 """As the calibrator's weight, for what agreement means: its kinds of nodes are more, and seen less often."""
 BOOK_FREE_EVERY = 8
 """A source too cheap to be judged is timed only this often: booking it costs as much as asking it."""
+QUIET_AFTER = 100
+QUIET_EVERY = 4
+"""After so many answers in a row of which nothing was worth verifying, cheap drafters are asked every so many steps."""
 REMEASURE = 128
 """A step at least this often is plain, because everything is judged against its cost."""
 
@@ -52,6 +55,7 @@ class Adaptive:
         self._offers: dict[int, Sequence[Offers]] = {}
         self._trees: dict[int, Ranked] = {}
         self._since_plain = 0
+        self._in_vain = 0
         # Rows for which each source was asked, in the step before and in this one.
         self._before: dict[str, set[int]] = {}
         self._now: dict[str, set[int]] = {}
@@ -75,11 +79,19 @@ class Adaptive:
             name: source.depth_to_ask(self.max_nodes, len(rows), self.passes) for name, source in self.sources.items()
         }
         self._asked = depths
-        if depths and not any(depths.values()):
+        if depths and (not any(depths.values()) or self._rests()):
+            self._asked = {}
             return none
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         limit = Limit(self.max_nodes, depth, self.width, depths, self._floor(len(rows)))
         return [limit if row.speculate else none[index] for index, row in enumerate(rows)]
+
+    def _rests(self) -> bool:
+        """Whether cheap drafters, which are asked without judgement, have nothing worth their small time lately."""
+        if self._in_vain < QUIET_AFTER or not all(source.free for source in self.sources.values()):
+            return False
+        self._in_vain += 1
+        return self._in_vain % QUIET_EVERY != 0
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """The n best nodes over all rows, n by the largest E(n) / T(n)."""
@@ -97,6 +109,7 @@ class Adaptive:
         self._trees = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
         drafting = {name: self.sources[name].seconds(depths.get(name, 1)) for name in asked}
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
+        self._in_vain = 0 if any(counts) else self._in_vain + 1
         for name in names:
             if self.sources[name].free:
                 continue
