@@ -26,6 +26,8 @@ BOOK_FREE_EVERY = 8
 QUIET_AFTER = 100
 QUIET_EVERY = 4
 """After so many answers in a row of which nothing was worth verifying, cheap drafters are asked every so many steps."""
+HOPE = 1.5
+"""Chances may turn out so much better where only one source speaks; below that nothing is looked at closely."""
 REMEASURE = 128
 """A step at least this often is plain, because everything is judged against its cost."""
 
@@ -104,6 +106,9 @@ class Adaptive:
         for name in asked:
             self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.nodes}
         depths = {name: self._saw(name, offers, chances, limits) for name in asked if self._book(name)}
+        if self._hopeless(offers, chances):
+            self._in_vain += 1
+            return [Draft() for _ in rows]
         best_first = sorted(asked, key=self.calibrator.loss)
         trees = [self._tree(*_of(best_first, *pair)) for pair in zip(offers, chances, strict=True)]
         self._trees = {row.id: tree for row, tree in zip(rows, trees, strict=True)}
@@ -121,6 +126,20 @@ class Adaptive:
             for draft in drafts:
                 draft.gain = gain
         return drafts
+
+    def _hopeless(self, offers: Sequence[Sequence[Offers]], chances: Sequence[Sequence[Sequence[float]]]) -> bool:
+        """Whether no node can be worth its row in the pass, so that nothing needs merging: with chances up to c,
+
+        (rows + n c) / T(rows + n) stays below rows / T(rows) for every n. Sources that are judged need the full look.
+        """
+        if any(offer.drawn for offer in offers[0]) or not all(source.free for source in self.sources.values()):
+            return False
+        rows = len(offers)
+        best = max((chance for of_row in chances for found in of_row for chance in found), default=0.0)
+        costs = self.passes.table(rows + self.max_nodes * rows)
+        plain = costs[rows] + self._verify.at(1)
+        rise = min((costs[rows + n] - costs[rows]) / n for n in range(1, self.max_nodes * rows + 1))
+        return plain > 0 and HOPE * best * plain < rows * rise
 
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
         """Learn the costs of this step and which offers were right."""
