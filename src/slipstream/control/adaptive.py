@@ -28,6 +28,8 @@ QUIET_EVERY = 4
 """After so many answers in a row of which nothing was worth verifying, cheap drafters are asked every so many steps."""
 HOPE = 1.5
 """Chances may turn out so much better where only one source speaks; below that nothing is looked at closely."""
+VERIFY_CHANGE = 0.25
+"""Relative change of the time of verification that is taken up: it is short, and noisier than passes."""
 REMEASURE = 128
 """A step at least this often is plain, because everything is judged against its cost."""
 
@@ -52,7 +54,7 @@ class Adaptive:
         self.passes = CostCurve(PASS_SLOPE, pass_costs)
         self.calibrator, self.agreement = Calibrator(), Calibrator(AGREEMENT_WEIGHT)
         self.sources: dict[str, Source] = {}
-        self._verify = CostCurve(slope=0.0)
+        self._verify = CostCurve(slope=0.0, change=VERIFY_CHANGE)
         self._asked: dict[str, int] = {}
         self._offers: dict[int, Sequence[Offers]] = {}
         self._trees: dict[int, Ranked] = {}

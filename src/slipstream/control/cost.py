@@ -29,13 +29,13 @@ class CostCurve:
     From each size that was measured to the next the costs follow a prior shape, scaled to the lower one. The shape is
     1 + slope * (n - 1), or `initial`: seconds by size from an earlier measurement, which count until sizes near them
     are measured. A larger size that measured faster is pooled with its neighbours: what is cheaper for more work is
-    noise.
+    noise. change: relative change of a level that makes the table worth rebuilding.
     """
 
-    def __init__(self, slope: float, initial: Mapping[int, float] | None = None):
+    def __init__(self, slope: float, initial: Mapping[int, float] | None = None, change: float = CHANGE):
         if initial and not all(size >= 1 and seconds > 0 for size, seconds in initial.items()):
             raise InputError(f"initial costs are {dict(initial)}; sizes must be 1 or more and seconds positive")
-        self.slope = slope
+        self.slope, self._change = slope, change
         self._initial = dict(sorted((initial or {}).items()))
         self._times: dict[int, deque[tuple[int, float]]] = {}
         self._level: dict[int, float] = {}
@@ -70,7 +70,7 @@ class CostCurve:
     def _weigh(self, size: int) -> None:
         ordered = sorted([seconds for _, seconds in self._times[size]])
         level = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-        if abs(level - self._level.get(size, 0.0)) > CHANGE * level:
+        if abs(level - self._level.get(size, 0.0)) > self._change * level:
             self._level[size] = level
             self._table = np.zeros(0)
 
