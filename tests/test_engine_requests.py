@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import numpy as np
@@ -77,6 +78,52 @@ def test_an_interrupt_inside_a_step_leaves_a_working_engine(monkeypatch, where, 
     made.run([other])
     again = beds.answer(made, [1, 2, 3], max_tokens=20)
     assert again.token_ids == beds.answer(beds.engine(beds.TableTransformer()), [1, 2, 3], max_tokens=20).token_ids
+    assert_empty(target, drafter, made)
+
+
+@pytest.mark.parametrize("where", ["open", "prefill", "forward", "commit", "close"])
+def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch, where):
+    """Whatever it falls into, nothing is torn: answers of other requests go on; the handler of before is back."""
+    target, drafter, made = make(keep_prefixes=1)
+    real, fired = getattr(target, where), []
+
+    def struck(*given):
+        if not fired:
+            fired.append(signal.raise_signal(signal.SIGINT))
+        return real(*given)
+
+    before = signal.getsignal(signal.SIGINT)
+    params = SamplingParams(max_tokens=20)
+    other = made.add([4, 5], params)
+    made.step()
+    monkeypatch.setattr(target, where, struck)
+    requests = [made.add([first, 2, 3], params) for first in (1, 6)]
+    with pytest.raises(KeyboardInterrupt):
+        made.run(requests)
+    assert fired
+    assert signal.getsignal(signal.SIGINT) is before
+    assert {one.answers[0].finish_reason for one in requests} <= {"cancelled", "length"}
+    alone = beds.answer(beds.engine(beds.TableTransformer()), [4, 5], max_tokens=20)
+    assert made.run([other])[0].outputs[0].token_ids == alone.token_ids
+    assert_empty(target, drafter, made)
+
+
+def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_chunks_and_twice_at_once(monkeypatch):
+    target, drafter, made = make()
+    monkeypatch.setattr("slipstream.engine.engine.PREFILL_CHUNK", 4)
+    real, read = target.prefill, []
+
+    def struck(slot, tokens):
+        read.append(len(tokens))
+        for _ in range(len(read)):
+            signal.raise_signal(signal.SIGINT)
+        real(slot, tokens)
+
+    monkeypatch.setattr(target, "prefill", struck)
+    for prefilled in (4, 4):
+        with pytest.raises(KeyboardInterrupt):
+            made.run([made.add([1] * 30)])
+        assert target.prefilled == prefilled
     assert_empty(target, drafter, made)
 
 

@@ -20,6 +20,7 @@ from slipstream.drafters.base import Drafter
 from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
 from slipstream.engine.detokenize import Detokenizer, Vocabulary
+from slipstream.engine.interrupt import Interrupts
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.slots import SlotPool
@@ -66,6 +67,7 @@ class Engine:
         self._ids = itertools.count()
         self._plain_steps: deque[float] = deque(maxlen=PLAIN_STEPS)
         self._lock = threading.RLock()
+        self._interrupts = Interrupts()
         self._stepping = False
         self._dropped: list[Request] = []
         """Cancelled from inside a step (by its progress call, or by the garbage collector); ended after it."""
@@ -126,9 +128,10 @@ class Engine:
     def step(self) -> None:
         """Start what can start, run one pass over all running rows, let go of what has ended.
 
-        An exception (or Ctrl-C) inside ends all running answers, whose state is then unknown, and is raised again.
+        An exception inside ends all running answers, whose state is then unknown, and is raised again. Ctrl-C waits
+        for the end of the step, or of the present chunk of a prompt.
         """
-        with self._lock:
+        with self._lock, self._interrupts:
             if self._stepping:
                 raise InputError("this model is in the middle of a step; do not generate from inside a progress call")
             try:
@@ -137,7 +140,8 @@ class Engine:
                     self._start(answer)
                 self._pass()
             except BaseException as error:
-                self._abort(f"{type(error).__name__}: {error}")
+                if not self._interrupts.clean:
+                    self._abort(f"{type(error).__name__}: {error}")
                 raise
             finally:
                 self._stepping = False
@@ -208,6 +212,12 @@ class Engine:
         row.slot, reused = self._slots.take(row.tokens)
         request.timing.reused_tokens += 0 if answer.count else reused
         for done in range(reused, len(tokens), PREFILL_CHUNK):
+            try:
+                self._interrupts.release()
+            except BaseException:
+                self._drop(row)
+                self._scheduler.put_back(answer, full=False)
+                raise
             if request.progress is not None:
                 request.progress(done, len(tokens))
             self.target.prefill(row.slot, tokens[done : done + PREFILL_CHUNK])
@@ -254,7 +264,7 @@ class Engine:
 
         Safe for requests that are done.
         """
-        with self._lock:
+        with self._lock, self._interrupts:
             if self._stepping:
                 self._dropped.append(request)
                 return
@@ -294,8 +304,9 @@ class Engine:
             while not all(request.done for request in requests):
                 self.step()
         finally:
-            for request in requests:
-                self.cancel(request)
+            with self._lock, self._interrupts:
+                for request in requests:
+                    self.cancel(request)
         return [request.result() for request in requests]
 
     def forget(self) -> None:

@@ -42,8 +42,8 @@ class Scheduler:
         elif answer in self.waiting:
             self.waiting.remove(answer)
 
-    def put_back(self, answer: Answer) -> None:
-        """There is no memory for this answer now: it is the next to start, once another one has ended."""
+    def put_back(self, answer: Answer, full: bool = True) -> None:
+        """This answer is the next to start. full: there is no memory for it until another one has ended."""
         self.remove(answer)
         self.waiting.appendleft(answer)
-        self._full = True
+        self._full = full
