@@ -61,6 +61,8 @@ def test_commands_options_and_settings_exist(path):
     text = path.read_text()
     parameters = [parameter for command in COMMANDS.values() for parameter in command.params]
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    scripts = "".join(script.read_text() for script in (ROOT / "bench").glob("*.py") if script.name in text)
+    known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', scripts))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known
     commands = re.findall(r"(?:^|`)slipstream ([a-z]+)", text, re.M)
     assert set(commands) <= set(COMMANDS)
