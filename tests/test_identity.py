@@ -103,6 +103,7 @@ def test_identity_with_plain_decoding(model, params_name):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("params_name", PARAMS)
 def test_identity_with_plain_decoding_over_all_categories(model, params_name):
     check_identity(model, 30, 48, params_name)
