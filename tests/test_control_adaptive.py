@@ -103,7 +103,7 @@ class World:
             count = self.rows + sum(len(one.draft) for one in seen)
             spent = self.pass_time(count) * (1 + self.noise * rng.random() ** 4)
             drafting = sum(offer.seconds for of_row in offers for offer in of_row)
-            controller.observe(seen, StepCost(count, drafting, spent, 0.0))
+            controller.observe(seen, StepCost(count, spent, 0.0))
             self.seconds += spent + drafting
             self.tokens += sum(len(one.verdict.tokens) for one in seen)
             self.drafted += count - self.rows

@@ -25,8 +25,6 @@ __all__ = ["CONTROLLERS", "LLM"]
 log = logging.getLogger(__name__)
 
 CONTROLLERS = ("adaptive", "fixed")
-CLASSICAL = ("rejection", "block")
-"""Verifiers that want the drafter's random draws and their distribution."""
 KEPT_PREFIXES = 4
 """Finished answers whose cache rows stay for the next prompt that begins alike, such as the next turn of a chat."""
 
@@ -69,6 +67,9 @@ class LLM:
         dtype: str | None = None,
         recycling_table: str | Path | None = None,
     ) -> None:
+        from slipstream.engine.engine import Engine
+        from slipstream.verify import CLASSICAL, make_verifier
+
         specs = parse(draft, draft_model)
         check_drafts(draft, specs, draft_model, recycling_table)
         shape = shape or ("chain" if verifier == "block" else "tree")
@@ -78,10 +79,6 @@ class LLM:
         file = open_named(model)
         draft_files = open_drafts(specs, file, verifier in CLASSICAL)
         self.runtime = choose(file, runtime, device, dtype)
-
-        from slipstream.engine.engine import Engine
-        from slipstream.verify import make_verifier
-
         slots = max_batch + KEPT_PREFIXES
         target = load_target(file, max_context, slots, threads, self.runtime)
 
@@ -341,7 +338,7 @@ def cost_key(file: ModelFile, runtime: Choice) -> tuple[object, ...]:
 
 def check_rules(verifier: str, shape: str, specs: Sequence[DraftSpec]) -> None:
     """Refuse what the verifier cannot do exactly."""
-    from slipstream.verify import check_combination
+    from slipstream.verify import CLASSICAL, check_combination
 
     names = [spec.kind for spec in specs]
     check_combination(verifier, shape, names, drawing(specs, verifier in CLASSICAL))

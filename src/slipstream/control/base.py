@@ -15,7 +15,6 @@ class StepCost:
     """Measured seconds of one step and the token rows (anchors and nodes) its pass verified."""
 
     rows: int
-    draft_s: float
     pass_s: float
     verify_s: float
 

@@ -25,16 +25,16 @@ def check_shape(max_nodes: int, shape: str) -> None:
 class Fixed:
     """Up to `max_nodes` nodes per row in every step: one chain, or a tree of at most `width` children per node."""
 
-    def __init__(self, max_nodes: int, shape: str = "chain", width: int = TREE_WIDTH, depth: int | None = None):
+    def __init__(self, max_nodes: int, shape: str = "chain", width: int = TREE_WIDTH):
         check_shape(max_nodes, shape)
         self.max_nodes, self.shape = max_nodes, shape
         self.width = width if shape == "tree" else 1
-        self.depth = max_nodes if depth is None else min(depth, max_nodes)
 
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """The same for every row that speculates."""
         return [
-            Limit(self.max_nodes, self.depth, self.width) if row.speculate else Limit(0, 0, self.width) for row in rows
+            Limit(self.max_nodes, self.max_nodes, self.width) if row.speculate else Limit(0, 0, self.width)
+            for row in rows
         ]
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:

@@ -44,7 +44,7 @@ class Clock:
     def cost(self, drafts: Sequence[Draft]) -> StepCost:
         """The step so far, as controllers see it."""
         self.token_rows = len(drafts) + sum(len(draft) for draft in drafts)
-        return StepCost(self.token_rows, self.seconds["draft"], self.seconds["pass"], self.seconds["verify"])
+        return StepCost(self.token_rows, self.seconds["pass"], self.seconds["verify"])
 
 
 def step(batch: Batch, parts: Parts, clock: Clock) -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MAX_NOISE = 36.8
 """No G is larger: -log(-log(1 - 2**-53)) = 36.74."""

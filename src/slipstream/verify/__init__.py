@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipstream.core.tree import Draft
     from slipstream.core.types import Drawn, Row, Verdict
 
-__all__ = ["VERIFIERS", "Verifier", "check_combination", "make_verifier", "verify_rows"]
+__all__ = ["CLASSICAL", "VERIFIERS", "Verifier", "check_combination", "make_verifier", "verify_rows"]
 
 VERIFIERS: dict[str, type[Verifier]] = {
     "coupled": Coupled,
@@ -27,6 +27,8 @@ VERIFIERS: dict[str, type[Verifier]] = {
     "block": Block,
     "typical": Typical,
 }
+CLASSICAL = ("rejection", "block")
+"""Verifiers that want the drafter's random draws and their distribution."""
 
 
 def _known(name: str) -> type[Verifier]:
@@ -75,7 +77,7 @@ def check_combination(name: str, shape: str, drafters: Collection[str], drawing:
         raise InputError(f"unknown draft shape {shape!r}; choose chain or tree")
     if name == "block" and shape == "tree":
         raise UnsupportedError("verifier block takes chains only; choose shape chain, or the verifier rejection")
-    if name in ("rejection", "block") and drawing and len(drafters) > 1:
+    if name in CLASSICAL and drawing and len(drafters) > 1:
         names = ", ".join(sorted(drafters))
         raise UnsupportedError(
             f"verifier {name} takes the random draws of one drafter alone, not merged ({names}); "
