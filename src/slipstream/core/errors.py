@@ -17,6 +17,10 @@ class CacheFullError(InputError):
     """No memory is left for further rows of the KV cache; what was in it is untouched."""
 
 
+class QueueFullError(SlipstreamError):
+    """More requests wait than may wait; the same request can be sent again later."""
+
+
 class ModelError(SlipstreamError):
     """A model that cannot be found, fetched, read or run, with the reason."""
 
@@ -26,4 +30,7 @@ class UnsupportedError(ModelError):
 
 
 class NonFiniteError(SlipstreamError):
-    """NaN or infinity among the logits of a node that verification visited; ends that request alone."""
+    """Nothing can be drawn at a node that verification visited: NaN or infinite logits, or everything is forbidden.
+
+    Ends that request alone.
+    """

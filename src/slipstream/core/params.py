@@ -7,8 +7,10 @@ import numbers
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slipstream.core.errors import InputError
+from slipstream.core.structured import StructuredOutputs, structured
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, decided before dividing."""
@@ -98,6 +100,7 @@ class SamplingParams:
     stop: one string or several; the text is cut before the stop. stop_token_ids: further end ids. ignore_eos: only
     budget and explicit stops end the answer. seed: same seed, same tokens; None draws one and reports it.
     logprobs: None for none, else how many alternatives to report beside each token (0: the token's own only).
+    structured_outputs: what the answer must look like, as StructuredOutputs or its fields: {"json": schema}, ...
     Raises InputError naming the value.
     """
 
@@ -117,6 +120,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = ()
     seed: int | None = None
     logprobs: int | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens", "max_tokens"):
@@ -132,6 +136,7 @@ class SamplingParams:
         ids = _items("stop_token_ids", self.stop_token_ids)
         self._set("stop_token_ids", tuple(_token("stop_token_ids", token) for token in ids))
         self._set("logit_bias", _bias(self.logit_bias))
+        self._set("structured_outputs", structured(self.structured_outputs))
         self._check_ranges()
 
     def _set(self, name: str, value: object) -> None:
@@ -159,3 +164,30 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when no noise is used."""
         return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSetting:
+    """How one request, or the whole engine, drafts; its tokens are the same whatever is set.
+
+    drafters: names of those that may be asked (None: all that are loaded; empty: none, which is plain decoding).
+    max_nodes: draft nodes per pass at most (None: as loaded; 0 is plain decoding). Raises InputError.
+    """
+
+    drafters: Sequence[str] | None = None
+    max_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.drafters is not None:
+            names = _items("drafters", self.drafters)
+            if not all(isinstance(name, str) for name in names):
+                raise InputError(f"drafters is {list(names)!r}; it must be a list of names")
+            object.__setattr__(self, "drafters", tuple(names))
+        if self.max_nodes is not None:
+            object.__setattr__(self, "max_nodes", _whole("max_nodes", self.max_nodes))
+            if self.max_nodes < 0:
+                raise InputError(f"max_nodes is {self.max_nodes}; it must be 0 or more")
+
+
+Speculating = bool | SpeculationSetting
+"""What a call may say about speculation: yes, no, or how."""

@@ -34,6 +34,9 @@ class Sampler(Protocol):
     def near_tie(self, logits: NDArray[np.float32], path: Sequence[int]) -> bool:
         """True when the best two scores lie within 1e-3."""
 
+    def forced(self) -> list[int]:
+        """A guess of the tokens that the request's grammar leaves no choice about next; none without one."""
+
     def uniforms(self, purpose: str, step: int, count: int) -> NDArray[np.float64]:
         """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step."""
 
@@ -59,6 +62,10 @@ class Row:
     step: int = 0
     """Target passes of this row so far; salts the randomness of the classical verifiers."""
     speculate: bool = True
+    drafters: frozenset[str] | None = None
+    """The drafters that may be asked for this row; None for all."""
+    max_nodes: int | None = None
+    """Draft nodes per pass at most, below what the controller allows; None for no limit of its own."""
 
     @property
     def output(self) -> list[int]:

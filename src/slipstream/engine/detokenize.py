@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
@@ -15,14 +15,21 @@ class Vocabulary(Protocol):
         """The token an empty prompt becomes, if the model has one."""
 
     @property
+    def vocab_size(self) -> int:
+        """Number of real tokens."""
+
+    @property
     def end_ids(self) -> Collection[int]:
         """Tokens that end an answer."""
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Ids of raw text; add_special puts BOS before it where the model's settings say so."""
 
+    def encode_parts(self, parts: Sequence[tuple[str, bool]]) -> list[int]:
+        """Ids of stretches of text, each with whether control tokens are found in it."""
+
     def token_bytes(self, index: int) -> bytes:
-        """The bytes a token stands for."""
+        """The bytes a token stands for; none for padding."""
 
     def is_control(self, index: int) -> bool:
         """True for tokens that are never part of the text."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from slipstream.control.base import Controller
 from slipstream.core.errors import CacheFullError, ContextLengthError, InputError, SlipstreamError
 from slipstream.core.params import SamplingParams
+from slipstream.core.structured import structured
 from slipstream.core.types import Piece, RequestOutput, Row
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.guard import Guard
@@ -26,7 +27,7 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.slots import SlotPool
 from slipstream.engine.step import Clock, Parts, step
 from slipstream.engine.stop import End, StopRules
-from slipstream.sampling import RowSampler, choice_seed, fresh_seed
+from slipstream.sampling import Grammars, RowSampler, choice_seed, fresh_seed
 from slipstream.targets.base import RowInput, Target
 from slipstream.verify.base import Verifier
 
@@ -64,6 +65,7 @@ class Engine:
         self._parts = Parts(target, verifier, controller, guards)
         self._scheduler = Scheduler(max_batch)
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
+        self._grammars = Grammars(tokenizer, target.vocab_size)
         self._ids = itertools.count()
         self._plain_steps: deque[float] = deque(maxlen=PLAIN_STEPS)
         self._lock = threading.RLock()
@@ -91,10 +93,12 @@ class Engine:
         text = prompt if isinstance(prompt, str) else None
         request = Request(text, tokens, params, speculation, progress)
         seed = fresh_seed() if params.seed is None else params.seed
+        form = structured(params.structured_outputs)
         room = min(params.max_tokens, self.target.max_context - len(tokens))
         for index in range(params.n):
             own = choice_seed(seed, index)
-            sampler = RowSampler(params, own, self.target.vocab_size, tokens, self.tokenizer.end_ids)
+            grammar = self._grammars.start(form) if form else None
+            sampler = RowSampler(params, own, self.target.vocab_size, tokens, self.tokenizer.end_ids, grammar)
             row = Row(next(self._ids), list(tokens), len(tokens), params, own, sampler)
             row.speculate = speculation and bool(self._parts.drafters)
             rules = StopRules(params, self.tokenizer.end_ids, room)

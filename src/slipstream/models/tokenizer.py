@@ -43,6 +43,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._control = parts.vocabulary.control
+        self._unused = frozenset(parts.vocabulary.unused_ids)
         self.vocab_size = parts.vocabulary.token_count
         self.bos_id = parts.vocabulary.bos_id
         self.end_ids = parts.vocabulary.end_ids
@@ -99,7 +100,7 @@ class Tokenizer:
         """The exact bytes of a token (of a control token its text); b"" for padding. Raises InputError out of range."""
         if index < 0:
             raise InputError(f"token id {index} is negative")
-        return self._parts.bytes_of(index) if index < self.vocab_size else b""
+        return self._parts.bytes_of(index) if index < self.vocab_size and index not in self._unused else b""
 
     def token_text(self, index: int) -> str:
         """The token for the eye: incomplete characters become replacement signs."""
@@ -116,9 +117,8 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """Hash of the map from id to bytes, padding left out: equal for models that can share token ids."""
-        unused = set(self._parts.vocabulary.unused_ids)
         digest = hashlib.sha256()
         for index in range(self.vocab_size):
-            raw = b"" if index in unused else self.token_bytes(index)
+            raw = self.token_bytes(index)
             digest.update(len(raw).to_bytes(4, "little") + raw)
         return digest.hexdigest()

@@ -22,6 +22,13 @@ from slipstream.sampling.question import Question, Touched
 class Grammar(Protocol):
     """What constrains the answer: the tokens allowed after the committed output and a path of drafted tokens."""
 
+    @property
+    def error(self) -> str:
+        """Why nothing is allowed any more; empty while all is well."""
+
+    def forced(self) -> list[int]:
+        """A guess of the tokens that must come next."""
+
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
         """Mask [vocab] of tokens that may follow."""
 

@@ -76,6 +76,10 @@ class RowSampler:
         _, scores = self.top(logits, path, 2)
         return len(scores) > 1 and scores[0] - scores[1] < NEAR_TIE
 
+    def forced(self) -> list[int]:
+        """A guess of the tokens that the grammar leaves no choice about next; none without one."""
+        return [] if self._grammar is None else self._grammar.forced()
+
     def question(self, path: Sequence[int]) -> Question:
         """What decides the token after `path` but for the logits (`draw`'s twin on a device asks)."""
         question = self._processors.question(self._key(path), path)
@@ -126,6 +130,9 @@ class RowSampler:
 
     def _broken(self, logits: NDArray[np.float32], path: Sequence[int]) -> NonFiniteError:
         position = self._length + len(path)
-        if self._finite(logits):
-            return NonFiniteError(f"every token is banned at position {position}; loosen logit_bias, bans or grammar")
+        if self._grammar is not None and self._grammar.error:
+            return NonFiniteError(f"the grammar cannot go on at position {position}: {self._grammar.error}")
+        if self._finite(logits) or (self._grammar is not None and logits.max() == -np.inf):
+            remedy = "loosen logit_bias, min_tokens or structured_outputs"
+            return NonFiniteError(f"every token is banned at position {position}; {remedy}")
         return NonFiniteError(f"the model's logits at position {position} are NaN or infinite; the request ends here")
