@@ -97,8 +97,15 @@ class Materials:
 
 
 def build(specs: Sequence[DraftSpec], given: Materials) -> list[Drafter]:
-    """The drafters themselves. Raises InputError when a file or folder they need is not what it should be."""
-    return [_MAKERS[spec.kind](spec.argument, given) for spec in specs]
+    """The drafters themselves, and beside them the one that spells out what grammars force.
+
+    Raises InputError when a file or folder they need is not what it should be.
+    """
+    from slipstream.drafters.forced import Forced
+
+    made = [_MAKERS[spec.kind](spec.argument, given) for spec in specs]
+    # Random draws are verified alone.
+    return [*made, Forced()] if made and not drawing(specs, given.classical) else made
 
 
 def _lookup(_: str, given: Materials) -> Drafter:
