@@ -34,6 +34,7 @@ class SlotTarget:
 
     name = "bed"
     row_invariant = True
+    kv_bytes_per_token = 1
 
     def __init__(self, vocab_size: int, max_context: int, slots: int):
         self.vocab_size, self.max_context = vocab_size, max_context
@@ -44,6 +45,13 @@ class SlotTarget:
         self.prefilled = 0
         self.capacity = 10**9
         """Tokens that all slots together can hold, those of the last pass included."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        used = sum(map(len, self.cache.values()))
+        return {"weights": 0, "kv_used": used, "kv_free": self.capacity - used}
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
 
     def open(self) -> int:
         if not self.free:

@@ -110,7 +110,7 @@ def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch, where):
 
 def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_chunks_and_twice_at_once(monkeypatch):
     target, drafter, made = make()
-    monkeypatch.setattr("slipstream.engine.engine.PREFILL_CHUNK", 4)
+    monkeypatch.setattr("slipstream.engine.reading.Pace.tokens", lambda *_: 4)
     real, read = target.prefill, []
 
     def struck(slot, tokens):
@@ -127,9 +127,10 @@ def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_chunks_and_twice_at_o
     assert_empty(target, drafter, made)
 
 
-def test_progress_counts_the_prompt_up():
+def test_progress_counts_the_prompt_up(monkeypatch):
     target = beds.TableTarget(beds.random_table(1, 16), max_context=3000)
     seen = []
+    monkeypatch.setattr("slipstream.engine.reading.Pace.tokens", lambda *_: 512)
     made = beds.engine(target, [Lookup()])
     prompt = [index % 16 for index in range(1500)]
     made.run([made.add(prompt, SamplingParams(max_tokens=2), progress=lambda done, total: seen.append((done, total)))])

@@ -254,7 +254,7 @@ class LLM:
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt"}:
             return self._raw(prompt["prompt"])
         if isinstance(prompt, Mapping) and set(prompt) == {"prompt_token_ids"}:
-            from slipstream.engine.engine import whole_numbers
+            from slipstream.engine.prompt import whole_numbers
 
             return None, whole_numbers(prompt["prompt_token_ids"])
         raise InputError(f"a prompt is {prompt!r:.80}; it must be a text or {{'prompt_token_ids': [...]}}")

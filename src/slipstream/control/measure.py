@@ -48,7 +48,6 @@ def fastest(target: Target, rows: Sequence[int], rounds: int, context: int, pati
     fitting = [size for size in rows if context + size < target.max_context]
     best = dict.fromkeys(fitting, float("inf"))
     slot = target.open()
-    wait = getattr(target, "wait", lambda: None)
     try:
         target.prefill(slot, [1 + index % 7 for index in range(context)])
         begun = time.perf_counter()
@@ -59,7 +58,7 @@ def fastest(target: Target, rows: Sequence[int], rounds: int, context: int, pati
                 inputs = [RowInput(slot, 1, chain([2 + index % 5 for index in range(size - 1)]))]
                 started = time.perf_counter()
                 target.forward(inputs)
-                wait()  # a device goes on while the host is back already
+                target.wait()  # a device goes on while the host is back already
                 best[size] = min(best[size], time.perf_counter() - started)
     finally:
         target.close(slot)

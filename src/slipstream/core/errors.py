@@ -21,6 +21,10 @@ class QueueFullError(SlipstreamError):
     """More requests wait than may wait; the same request can be sent again later."""
 
 
+class StoppedError(SlipstreamError):
+    """Nothing new is taken: what would run it has stopped, is about to, or has failed."""
+
+
 class ModelError(SlipstreamError):
     """A model that cannot be found, fetched, read or run, with the reason."""
 

@@ -26,6 +26,7 @@ class Guard:
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
         self.total_failures = 0
+        self._rows: dict[int, Row] = {}
         self._failures: dict[int, int] = {}
         self._in_a_row: dict[int, int] = {}
         self._logged = False
@@ -35,8 +36,10 @@ class Guard:
         return self._failures.get(row.id, 0)
 
     def begin(self, row: Row) -> None:
-        """A row joins."""
-        self._failures[row.id] = self._in_a_row[row.id] = 0
+        """A row joins, at its beginning or later: row.tokens are its prompt and what was emitted so far."""
+        self._rows[row.id] = row
+        self._failures.setdefault(row.id, 0)
+        self._in_a_row[row.id] = 0
         self._attempt([row], lambda: self.drafter.begin(row))
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
@@ -52,6 +55,9 @@ class Guard:
             return offers
 
         def ask() -> None:
+            for index in asked:
+                if rows[index].id not in self._rows:
+                    self.begin(rows[index])
             made = self.drafter.propose([rows[i] for i in asked], [own[i] for i in asked])
             if len(made) != len(asked):
                 raise InputError(f"drafter {self.name} made {len(made)} offers for {len(asked)} rows")
@@ -70,14 +76,25 @@ class Guard:
         return offers
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Pass on what a step showed."""
-        self._attempt([seen.row for seen in observations], lambda: self.drafter.observe(observations))
+        """Pass on what a step showed about the rows that have joined."""
+        known = [seen for seen in observations if seen.row.id in self._rows]
+        if known:
+            self._attempt([seen.row for seen in known], lambda: self.drafter.observe(known))
 
     def end(self, row: Row) -> None:
-        """The row leaves."""
-        self._attempt([row], lambda: self.drafter.end(row))
+        """The row leaves for good."""
+        self._release(row)
         self._failures.pop(row.id, None)
         self._in_a_row.pop(row.id, None)
+
+    def retire(self) -> None:
+        """Let go of all rows; those that are asked for again join anew."""
+        for row in list(self._rows.values()):
+            self._release(row)
+
+    def _release(self, row: Row) -> None:
+        if self._rows.pop(row.id, None) is not None:
+            self._attempt([row], lambda: self.drafter.end(row))
 
     def _check(self, offer: Offers) -> None:
         Draft(offer.tokens, offer.parents).check(self.vocab_size)

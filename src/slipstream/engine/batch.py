@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slipstream.core.stats import tally
@@ -22,24 +23,25 @@ log = logging.getLogger("slipstream")
 
 
 class Batch:
-    """Running answers, in the order of their rows. draft: False when there is no memory to draft now."""
+    """Running answers, in the order of their rows. max_nodes: draft nodes per row at most, 0 when none are wanted."""
 
-    def __init__(self, answers: Sequence[Answer], max_context: int, draft: bool = True) -> None:
+    def __init__(self, answers: Sequence[Answer], max_context: int, max_nodes: int | None = None) -> None:
         self.answers = list(answers)
         self.rows: list[Row] = [answer.row for answer in answers]
-        self._max_context, self._draft = max_context, draft
+        self._max_context, self._max_nodes = max_context, max_nodes
 
-    def clip(self, limits: Sequence[Limit]) -> list[Limit]:
-        """The controller's limits, within the room each row has left.
+    def clip(self, limits: Sequence[Limit], drafters: Sequence[str]) -> list[Limit]:
+        """The controller's limits, within the room each row has left and what is set for it. drafters: all names.
 
         A pass emits one token more than the depth of its draft, so the depth stays below the room; the nodes stay
         below the end of the context.
         """
         clipped = []
         for answer, limit in zip(self.answers, limits, strict=True):
-            if limit.nodes <= 0 or not (self._draft and answer.row.speculate):
+            if limit.nodes <= 0 or self._max_nodes == 0 or not answer.row.speculate:
                 clipped.append(Limit(0, 0))
                 continue
+            limit = narrowed(limit, answer.row, self._max_nodes, drafters)
             room, space = answer.room - 1, self._max_context - len(answer.row.tokens) - 1
             if limit.depth > room or limit.nodes > space:
                 limit = limit.within(room)
@@ -86,6 +88,17 @@ class Batch:
             answer.decode_s += total
         for request in {id(answer.request): answer.request for answer in self.answers}.values():
             request.charge(seconds)
+
+
+def narrowed(limit: Limit, row: Row, max_nodes: int | None, drafters: Sequence[str]) -> Limit:
+    """A limit within the settings of the engine and of the row; the same object where they say nothing."""
+    most = min(limit.nodes if each is None else each for each in (max_nodes, row.max_nodes))
+    if most < limit.nodes:
+        limit = replace(limit, nodes=most, depth=min(limit.depth, most))
+    if row.drafters is not None:
+        unasked = {name: 0 for name in drafters if name not in row.drafters}
+        limit = replace(limit, depths=limit.depths | unasked)
+    return limit
 
 
 def emit(answer: Answer, draft: Draft, verdict: Verdict, logits: NDArray[np.float32]) -> Verdict:

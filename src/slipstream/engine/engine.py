@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import os
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from slipstream.control.base import Controller
-from slipstream.core.errors import CacheFullError, ContextLengthError, InputError, SlipstreamError
-from slipstream.core.params import SamplingParams
+from slipstream.core.errors import CacheFullError, InputError, SlipstreamError
+from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.structured import structured
 from slipstream.core.types import Piece, RequestOutput, Row
 from slipstream.drafters.base import Drafter
-from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
 from slipstream.engine.detokenize import Detokenizer, Vocabulary
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.interrupt import Interrupts
+from slipstream.engine.ledger import Ledger, Snapshot
+from slipstream.engine.prompt import prompt_tokens
+from slipstream.engine.reading import ALONE_S, CHUNK_S, Pace
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.slots import SlotPool
+from slipstream.engine.slots import SlotPool, common_prefix
 from slipstream.engine.step import Clock, Parts, step
 from slipstream.engine.stop import End, StopRules
 from slipstream.sampling import Grammars, RowSampler, choice_seed, fresh_seed
 from slipstream.targets.base import RowInput, Target
 from slipstream.verify.base import Verifier
 
-PREFILL_CHUNK = 512
-"""Prompt tokens read between two chances to report progress or to be interrupted."""
-PLAIN_STEPS = 64
-"""Plain steps whose times are remembered, to know what one token costs without speculation."""
+WORTH_SHARING = 32
+"""Tokens of a prompt that another one must be about to read for this one to wait and share them."""
 
 
 class Engine:
@@ -60,14 +59,15 @@ class Engine:
         if max_batch < 1:
             raise InputError(f"max_batch is {max_batch}; it must be 1 or more")
         self.target, self.tokenizer = target, tokenizer
+        self.verifier, self.controller = verifier, controller
         self.debug = os.environ.get("SLIPSTREAM_DEBUG") == "1" if debug is None else debug
-        guards = [Guard(drafter, target.vocab_size) for drafter in drafters]
-        self._parts = Parts(target, verifier, controller, guards)
+        self.drafting = Drafting(drafters, target.vocab_size)
+        self.ledger = Ledger()
         self._scheduler = Scheduler(max_batch)
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
+        self._pace = Pace()
         self._grammars = Grammars(tokenizer, target.vocab_size)
         self._ids = itertools.count()
-        self._plain_steps: deque[float] = deque(maxlen=PLAIN_STEPS)
         self._lock = threading.RLock()
         self._interrupts = Interrupts()
         self._stepping = False
@@ -84,12 +84,25 @@ class Engine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
-        speculation: bool = True,
+        speculation: Speculating = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Request:
         """Queue a prompt (raw text or token ids). Raises InputError or ContextLengthError before anything runs."""
+        request = self.make(prompt, params, speculation=speculation, progress=progress)
+        self.queue(request)
+        return request
+
+    def make(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        speculation: Speculating = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Request:
+        """A checked request that is not queued yet, so that this can be done beside a running step."""
         params = params or SamplingParams()
-        tokens = self._prompt_tokens(prompt)
+        tokens = prompt_tokens(prompt, self.tokenizer, self.target)
         text = prompt if isinstance(prompt, str) else None
         request = Request(text, tokens, params, speculation, progress)
         seed = fresh_seed() if params.seed is None else params.seed
@@ -100,48 +113,33 @@ class Engine:
             grammar = self._grammars.start(form) if form else None
             sampler = RowSampler(params, own, self.target.vocab_size, tokens, self.tokenizer.end_ids, grammar)
             row = Row(next(self._ids), list(tokens), len(tokens), params, own, sampler)
-            row.speculate = speculation and bool(self._parts.drafters)
+            self.drafting.describe(row, speculation)
             rules = StopRules(params, self.tokenizer.end_ids, room)
             answer = Answer(request, index, row, rules, Detokenizer(self.tokenizer))
-            answer.stats.exact = self._parts.verifier.exact
+            answer.stats.exact = self.verifier.exact
             answer.logprobs = None if params.logprobs is None else []
             request.answers.append(answer)
             if room == 0:
                 answer.finish(End("length"))
-        self._scheduler.add(answer for answer in request.answers if not answer.finish_reason)
         return request
 
-    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else whole_numbers(prompt)
-        if not tokens:
-            bos = self.tokenizer.bos_id
-            if bos is None:
-                raise InputError("the prompt is empty and this model has no BOS token to begin with; give some text")
-            tokens = [bos]
-        limit, size = self.target.max_context, self.target.vocab_size
-        if len(tokens) >= limit:
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; this model's context of {limit} leaves room for at most "
-                f"{limit - 1}: shorten the prompt or raise max_context"
-            )
-        wrong = next((token for token in tokens if not 0 <= token < size), None)
-        if wrong is not None:
-            raise InputError(f"the prompt holds token {wrong}; this model's ids are 0 to {size - 1}")
-        return tokens
+    def queue(self, request: Request) -> None:
+        """Let a request that was made wait for its turn."""
+        self._scheduler.add(answer for answer in request.answers if not answer.finish_reason)
 
     def step(self) -> None:
-        """Start what can start, run one pass over all running rows, let go of what has ended.
+        """Admit what can start, read a bit of the prompts that wait for it, run one pass over all running rows.
 
-        An exception inside ends all running answers, whose state is then unknown, and is raised again. Ctrl-C waits
-        for the end of the step, or of the present chunk of a prompt.
+        An exception inside ends all answers that hold a place in the batch, whose state is then unknown, and is raised
+        again. Ctrl-C waits for the end of the step, or of the present chunk of a prompt.
         """
         with self._lock, self._interrupts:
             if self._stepping:
                 raise InputError("this model is in the middle of a step; do not generate from inside a progress call")
             try:
                 self._stepping = True
-                while (answer := self._scheduler.next()) is not None:
-                    self._start(answer)
+                self._admit()
+                self._read()
                 self._pass()
             except BaseException as error:
                 if not self._interrupts.clean:
@@ -152,28 +150,102 @@ class Engine:
                 while self._dropped:
                     self.cancel(self._dropped.pop())
 
+    def _admit(self) -> None:
+        """Give places in the batch to those who came first, as long as there is memory for their prompts."""
+        while (answer := self._scheduler.head()) is not None:
+            shared, leader = self._shared(answer)
+            if self._scheduler.admitted and not self._has_room(answer, shared):
+                break
+            self._scheduler.admit(leader)
+            answer.request.started = True
+
+    def _shared(self, answer: Answer) -> tuple[int, Answer | None]:
+        """Leading tokens of the prompt that are cached or will be, and who is about to read them."""
+        tokens, leader = answer.row.tokens, None
+        shared = self._slots.shared(tokens)
+        for other in self._scheduler.reading if self.target.row_invariant else ():
+            ahead = min(common_prefix(other.row.tokens, tokens), len(tokens) - 1, len(other.row.tokens) - 1)
+            if ahead >= shared + WORTH_SHARING:
+                shared, leader = ahead, other
+        return shared, leader
+
+    def _has_room(self, answer: Answer, shared: int) -> bool:
+        """Whether the cache can take this prompt beside those that are being read; kept prefixes give way to it."""
+        free = self.target.memory_bytes()["kv_free"] // self.target.kv_bytes_per_token + self._slots.kept_tokens
+        unread = sum(len(other.row.tokens) - self._done(other) for other in self._scheduler.reading)
+        return len(answer.row.tokens) - shared + unread < free
+
+    def _done(self, answer: Answer) -> int:
+        """Tokens of its prompt that were read."""
+        return self.target.length(answer.row.slot) if answer.row.slot >= 0 else 0
+
+    def _read(self) -> None:
+        """Read prompts in turns, for as long as running and waiting requests can bear."""
+        scheduler = self._scheduler
+        if not scheduler.reading:
+            return
+        alone = not scheduler.running and not scheduler.waiting and len(scheduler.reading) == 1
+        patience, began = ALONE_S if alone else CHUNK_S, time.perf_counter()
+        while (left := patience - (time.perf_counter() - began)) > 0 and (answer := scheduler.turn()) is not None:
+            self._interrupts.release()
+            self._read_chunk(answer, self._pace.tokens(left))
+
+    def _read_chunk(self, answer: Answer, most: int) -> None:
+        """Read at most so many tokens of a prompt; a refusal ends this request, want of memory makes it wait."""
+        row, request, started = answer.row, answer.request, time.perf_counter()
+        tokens = row.tokens[:-1]
+        try:
+            if row.slot < 0:
+                row.slot, reused = self._slots.take(row.tokens)
+                if not answer.count:
+                    request.timing.reused_tokens += reused
+                    self.ledger.started(answer, reused)
+            done = self.target.length(row.slot)
+            if request.progress is not None and done < len(tokens):
+                request.progress(done, len(tokens))
+            part = tokens[done : done + most]
+            if part:
+                began = time.perf_counter()
+                self.target.prefill(row.slot, part)
+                self._pace.took(len(part), time.perf_counter() - began)
+            if done + len(part) == len(tokens):
+                if request.progress is not None:
+                    request.progress(len(tokens), len(tokens))
+                self._scheduler.run(answer)
+                self.drafting.begin(row)
+        except CacheFullError as error:
+            self._make_room(error)
+        except SlipstreamError as error:
+            answer.finish(End(ERROR, str(error)))
+            self._finish(answer)
+        request.timing.prefill_s += time.perf_counter() - started
+
     def _pass(self) -> None:
         """One pass over what runs. Without memory for it, kept prefixes go first, then drafts, then the last row."""
-        running, draft = self._scheduler.running, True
-        while running:
+        most = self.drafting.max_nodes
+        while running := self._scheduler.running:
             try:
-                self._run(Batch(running, self.target.max_context, draft))
+                self._run(Batch(running, self.target.max_context, most))
                 break
             except CacheFullError as error:
-                if self._slots.forget():
-                    continue
-                if not draft:
-                    self._preempt(running[-1], error)
-                draft = False
+                if most == 0 or self._slots.kept_tokens:
+                    self._make_room(error)
+                else:
+                    most = 0
 
-    def _preempt(self, answer: Answer, error: CacheFullError) -> None:
-        """The row gives its memory back and starts again later from its tokens; alone, it cannot go on."""
-        if len(self._scheduler.running) == 1:
-            answer.finish(End(ERROR, str(error)))
-        self._leave(answer)
-        self._drop(answer.row)
-        if not answer.finish_reason:
-            self._scheduler.put_back(answer)
+    def _make_room(self, error: CacheFullError) -> None:
+        """Kept prefixes go first, then whoever came last: it starts again later from its tokens; alone, it cannot."""
+        if self._slots.forget():
+            return
+        holders = [answer for answer in self._scheduler.admitted if answer.row.slot >= 0]
+        last = max(holders, key=lambda answer: answer.row.id)
+        if len(holders) == 1:
+            last.finish(End(ERROR, str(error)))
+            self._finish(last)
+            return
+        self._leave(last)
+        self._drop(last.row)
+        self._scheduler.put_back(last)
 
     def _drop(self, row: Row) -> None:
         """Give back the row's slot, whose content is not known, if it has one."""
@@ -184,74 +256,31 @@ class Engine:
     def _run(self, batch: Batch) -> None:
         clock = Clock()
         self._check(batch)
-        step(batch, self._parts, clock)
-        ended = [answer for answer in batch.answers if answer.finish_reason]
+        before = sum(len(row.tokens) for row in batch.rows)
+        step(batch, Parts(self.target, self.verifier, self.controller, self.drafting.active), clock)
         batch.charge(clock.seconds)
-        if len(batch.rows) == 1 and clock.token_rows == 1:
-            self._plain_steps.append(sum(clock.seconds.values()))
-        for answer in ended:
-            self._finish(answer)
+        self.ledger.step(batch, clock, sum(len(row.tokens) for row in batch.rows) - before)
+        for answer in batch.answers:
+            if answer.finish_reason:
+                self._finish(answer)
         self._check(batch)
 
-    def _start(self, answer: Answer) -> None:
-        """Read the row's tokens, but for the anchor, and let the drafters know."""
-        row, started = answer.row, time.perf_counter()
-        try:
-            self._read(answer)
-        except SlipstreamError as error:
-            self._drop(row)
-            waits = isinstance(error, CacheFullError) and (self._slots.forget() or len(self._scheduler.running) > 1)
-            if waits:
-                self._scheduler.put_back(answer)
-            else:
-                answer.finish(End(ERROR, str(error)))
-                self._scheduler.remove(answer)
-            return
-        for drafter in self._parts.drafters if row.speculate else ():
-            drafter.begin(row)
-        answer.request.timing.prefill_s += time.perf_counter() - started
-
-    def _read(self, answer: Answer) -> None:
-        row, request, tokens = answer.row, answer.request, answer.row.tokens[:-1]
-        row.slot, reused = self._slots.take(row.tokens)
-        request.timing.reused_tokens += 0 if answer.count else reused
-        for done in range(reused, len(tokens), PREFILL_CHUNK):
-            try:
-                self._interrupts.release()
-            except BaseException:
-                self._drop(row)
-                self._scheduler.put_back(answer, full=False)
-                raise
-            if request.progress is not None:
-                request.progress(done, len(tokens))
-            self.target.prefill(row.slot, tokens[done : done + PREFILL_CHUNK])
-        if request.progress is not None:
-            request.progress(len(tokens), len(tokens))
-
     def _finish(self, answer: Answer) -> None:
-        """An answer that ran has ended: its cache rows stay for a while, unless they are not to be trusted."""
-        self._estimate(answer)
+        """An answer has ended: its cache rows stay for a while, unless they are not to be trusted."""
+        if self.ledger.plain_step_s is None and answer.count and answer.finish_reason not in (ERROR, CANCELLED):
+            self._calibrate(answer.row)
         self._leave(answer)
+        self.ledger.ended(answer)
         if answer.finish_reason == ERROR:
             self._drop(answer.row)
-        else:
+        elif answer.row.slot >= 0:
             self._slots.park(answer.row.slot)
 
     def _leave(self, answer: Answer) -> None:
         """The row leaves the scheduler, the drafters and the controller."""
         self._scheduler.remove(answer)
-        for drafter in self._parts.drafters if answer.row.speculate else ():
-            answer.stats.drafter_failures += drafter.failures(answer.row)
-            drafter.end(answer.row)
-        self._parts.controller.end(answer.row)
-
-    def _estimate(self, answer: Answer) -> None:
-        """How much faster this answer came than plain decoding would have, by the measured time of a plain step."""
-        if not self._plain_steps and answer.finish_reason != CANCELLED:
-            self._calibrate(answer.row)
-        if self._plain_steps and answer.decode_s > 0:
-            plain = statistics.median(self._plain_steps)
-            answer.stats.speedup_estimate = answer.count * plain / answer.decode_s
+        answer.stats.drafter_failures += self.drafting.end(answer.row)
+        self.controller.end(answer.row)
 
     def _calibrate(self, row: Row) -> None:
         """Measure one pass over an anchor alone; nothing of it is kept."""
@@ -261,32 +290,27 @@ class Engine:
         with contextlib.suppress(CacheFullError):
             output = self.target.forward([RowInput(row.slot, row.tokens[-1])])
             output.logits[0][0].max()  # reading it waits for devices that compute on while the host goes ahead
-            self._plain_steps.append(time.perf_counter() - started)
+            self.ledger.plain_step(1, time.perf_counter() - started)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Request, reason: str = CANCELLED, cause: str | None = None) -> None:
         """End what is left of a request, now or after the step that calls; its slots are then free again.
 
-        Safe for requests that are done.
+        reason, cause: its finish_reason and stop_reason. Safe for requests that are done.
         """
         with self._lock, self._interrupts:
             if self._stepping:
                 self._dropped.append(request)
                 return
             for answer in request.answers:
-                if answer.finish_reason:
-                    continue
-                answer.finish(End(CANCELLED))
-                if answer in self._scheduler.running:
+                if not answer.finish_reason:
+                    answer.finish(End(reason, cause))
                     self._finish(answer)
-                else:
-                    self._scheduler.remove(answer)
 
     def _abort(self, reason: str) -> None:
-        for answer in list(self._scheduler.running):
+        for answer in self._scheduler.admitted:
             if not answer.finish_reason:
                 answer.finish(End(ERROR, reason))
-            self._leave(answer)
-            self._drop(answer.row)
+            self._finish(answer)
 
     def stream(self, request: Request) -> Iterator[Piece]:
         """Pieces of one request as they come, other requests running along; leaving early cancels it."""
@@ -300,7 +324,7 @@ class Engine:
 
     def _pieces(self, request: Request) -> list[Piece]:
         with self._lock:
-            return [piece for answer in request.answers for piece in answer.pieces()]
+            return request.pieces()
 
     def run(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Results of these requests, in their order."""
@@ -313,6 +337,29 @@ class Engine:
                     self.cancel(request)
         return [request.result() for request in requests]
 
+    def configure(self, **changes: Any) -> None:
+        """Set `speculation` (bool), `drafters` (names or None) or `max_nodes` from the next step on.
+
+        No running request is dropped and no token changes. Raises InputError; nothing is changed then.
+        """
+        with self._lock:
+            self.drafting.change(**changes)
+
+    def exchange(self, drafter: Drafter) -> None:
+        """From the next step on this drafter stands for the loaded one of the same name."""
+        with self._lock:
+            self.drafting.exchange(drafter)
+
+    def previous(self) -> None:
+        """Back to the setting before the last `configure` or `exchange`. Raises InputError when there was none."""
+        with self._lock:
+            self.drafting.previous()
+
+    def snapshot(self) -> Snapshot:
+        """The state between two steps."""
+        with self._lock:
+            return self.ledger.snapshot(self._scheduler, self.target.memory_bytes(), self.drafting)
+
     def forget(self) -> None:
         """Drop the prefixes kept of earlier answers."""
         with self._lock:
@@ -324,14 +371,3 @@ class Engine:
             for row in (answer.row for answer in batch.answers if not answer.finish_reason):
                 length = self.target.length(row.slot)
                 assert length == len(row.tokens) - 1, f"row {row.id}: cache {length}, tokens {len(row.tokens)}"
-
-
-def whole_numbers(tokens: Sequence[int]) -> list[int]:
-    """Token ids as Python integers. Raises InputError for anything else, floats and truth values included."""
-    try:
-        found = [token if isinstance(token, (bool, float)) else operator.index(token) for token in tokens]
-        if isinstance(tokens, (str, bytes)) or any(isinstance(token, (bool, float)) for token in found):
-            raise TypeError
-        return found
-    except TypeError:
-        raise InputError(f"prompt token ids are {tokens!r:.80}; they must be a list of whole numbers") from None

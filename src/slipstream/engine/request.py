@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.core.params import SamplingParams
+from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.stats import Speculation
 from slipstream.core.types import CompletionOutput, Piece, RequestOutput, Row, Timing, TokenLogprob
 from slipstream.engine.detokenize import Detokenizer
@@ -14,6 +14,8 @@ from slipstream.engine.stop import End, StopRules
 ERROR = "error"
 """finish_reason of an answer that could not go on; stop_reason then holds the message."""
 CANCELLED = "cancelled"
+DEADLINE = "deadline"
+"""finish_reason of an answer whose time was over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,11 +25,13 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    speculation: bool = True
+    speculation: Speculating = True
     progress: Callable[[int, int], None] | None = None
     """Called while the prompt is read, with the tokens read so far and their number."""
     answers: list[Answer] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
+    started: bool = False
+    """True once the reading of its prompt has begun."""
 
     @property
     def done(self) -> bool:
@@ -39,6 +43,10 @@ class Request:
         """The message of the first answer that failed."""
         failed = (answer.stop_reason for answer in self.answers if answer.finish_reason == ERROR)
         return next((str(reason) for reason in failed), None)
+
+    def pieces(self) -> list[Piece]:
+        """What is new in all answers since the last call."""
+        return [piece for answer in self.answers for piece in answer.pieces()]
 
     def charge(self, seconds: dict[str, float]) -> None:
         """Add the time of one step to the decoding time and its split."""

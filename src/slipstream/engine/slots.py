@@ -49,6 +49,15 @@ class SlotPool:
         self._running[slot] = tokens
         return slot, shared
 
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens that kept prefixes hold; they give way to whatever needs the memory."""
+        return sum(map(len, self._idle.values()))
+
+    def shared(self, tokens: list[int]) -> int:
+        """Leading tokens that some slot holds now."""
+        return self._longest(tokens)[1]
+
     def _longest(self, tokens: list[int]) -> tuple[int | None, int]:
         best, shared = None, 0
         cached = [*self._idle.items(), *self._running.items()] if self._target.row_invariant else []

@@ -53,7 +53,7 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
-    limits = batch.clip(controller.limits(rows))
+    limits = batch.clip(controller.limits(rows), [drafter.name for drafter in parts.drafters])
     drafts = batch.fit(choose(batch, parts, limits), limits)
     clock.lap("draft")
     output = target.forward(batch.inputs(drafts))

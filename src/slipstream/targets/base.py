@@ -53,6 +53,16 @@ class Target(Protocol):
     row_invariant: bool
     """True when a row's logits are bitwise the same whatever else is in the pass."""
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Cache memory of one position."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the weights (`weights`), of the cache in use (`kv_used`), and by which it may grow (`kv_free`)."""
+
+    def wait(self) -> None:
+        """Return when the device has done all it was given (for clocks)."""
+
     def open(self) -> int:
         """A free slot of length 0. Raises InputError when all are taken."""
 

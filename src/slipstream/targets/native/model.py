@@ -95,10 +95,15 @@ class NativeTarget:
         return self._slots.free
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes of the weights, of the cache blocks in use, and of all cache blocks ever touched."""
+        """Bytes of the weights, of the cache blocks in use, free, and ever touched."""
         pool = self._slots.pool
-        block = 4 * self._shape.block_floats
-        return {"weights": self.weights_bytes, "kv_used": pool.used * block, "kv_touched": pool.touched * block}
+        blocks = {"kv_used": pool.used, "kv_free": pool.capacity - pool.used, "kv_touched": pool.touched}
+        return {"weights": self.weights_bytes} | {
+            name: count * 4 * self._shape.block_floats for name, count in blocks.items()
+        }
+
+    def wait(self) -> None:
+        """Nothing to wait for: passes are done when they return."""
 
     def open(self) -> int:
         """A free slot of length 0. Raises InputError when all are taken."""

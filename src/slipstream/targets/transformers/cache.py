@@ -100,6 +100,11 @@ class SlotCache:
         return sum(slot.capacity for slot in self._slots)
 
     @property
+    def slots(self) -> int:
+        """Slots in all, open or not."""
+        return len(self._slots)
+
+    @property
     def free(self) -> int:
         """Slots that can still be opened."""
         return len(self._closed)

@@ -153,8 +153,10 @@ class TransformersTarget:
             getattr(torch, self.device.type).synchronize()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes of the weights and of the cache buffers that open slots hold."""
-        return {"weights": self.weights_bytes, "kv_used": self._cache.capacity * self._cache.row_bytes}
+        """Bytes of the weights, of the cache buffers that open slots hold, and of those they may still take."""
+        used, row = self._cache.capacity, self._cache.row_bytes
+        most = self._cache.slots * self.max_context
+        return {"weights": self.weights_bytes, "kv_used": used * row, "kv_free": max(0, most - used) * row}
 
     def open(self) -> int:
         """A free slot of length 0. Raises InputError when all are taken."""

@@ -1,0 +1,123 @@
+"""What all answers of an engine took and brought together, and what one plain step costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.core.stats import Speculation, total
+from slipstream.engine.batch import Batch
+from slipstream.engine.drafting import Drafting, RunSetting
+from slipstream.engine.request import Answer
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.step import Clock
+
+PLAIN_STEPS = 64
+"""Plain steps whose times are remembered by number of rows, to know what they cost without speculation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of an engine between two steps; counts are since it was made and never fall.
+
+    running, reading, waiting: answers. tokens: generated; prompt_tokens: read or reused, of answers that were started;
+    reused_tokens: those among them that came from the cache. finished: answers by finish reason. plain_step_s: seconds
+    of a plain step of one row. speedup: tokens per second over what plain steps of as many rows would have brought.
+    drafting: drafters in use now; setting: what was set at run time.
+    """
+
+    running: int
+    reading: int
+    waiting: int
+    kv_used_bytes: int
+    kv_free_bytes: int
+    steps: int
+    tokens: int
+    prompt_tokens: int
+    reused_tokens: int
+    finished: dict[str, int]
+    speculation: Speculation
+    plain_step_s: float | None
+    speedup: float | None
+    drafting: tuple[str, ...] = ()
+    setting: RunSetting = field(default_factory=RunSetting)
+
+
+class Ledger:
+    """Counts steps and answers. Plain decoding is measured as it happens: steps without a draft, by rows."""
+
+    def __init__(self) -> None:
+        self.steps = self.prompt_tokens = self.reused_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self._tokens = 0
+        self._speculation = Speculation()
+        self._plain: dict[int, deque[float]] = {}
+        self._brought = self._took = 0.0
+        """Seconds that plain steps would have taken for what steps brought, and seconds that these took."""
+
+    def step(self, batch: Batch, clock: Clock, emitted: int) -> None:
+        """One step: its rows, its clock, the tokens it brought."""
+        self.steps += 1
+        rows, seconds = len(batch.rows), sum(clock.seconds.values())
+        if clock.token_rows == rows:
+            self.plain_step(rows, seconds)
+        known = self._plain.get(rows)
+        if known:
+            self._brought += emitted / rows * statistics.median(known)
+            self._took += seconds
+
+    def plain_step(self, rows: int, seconds: float) -> None:
+        """A step of so many rows without any draft took so long."""
+        self._plain.setdefault(rows, deque(maxlen=PLAIN_STEPS)).append(seconds)
+
+    @property
+    def plain_step_s(self) -> float | None:
+        """Seconds of a plain step of one row; None while none was seen."""
+        return statistics.median(self._plain[1]) if 1 in self._plain else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Realised speed over plain decoding of the same batches; None while nothing is known."""
+        return self._brought / self._took if self._took else None
+
+    def started(self, answer: Answer, reused: int) -> None:
+        """An answer's prompt is about to be read, but for `reused` tokens."""
+        self.prompt_tokens += answer.row.prompt_length
+        self.reused_tokens += reused
+
+    def ended(self, answer: Answer) -> None:
+        """An answer has ended, for whatever reason: how much faster it was than plain decoding, and its counts."""
+        plain = self.plain_step_s
+        if plain is not None and answer.decode_s > 0:
+            answer.stats.speedup_estimate = answer.count * plain / answer.decode_s
+        self._speculation = total([self._speculation, answer.stats], [self._tokens, answer.count])
+        self._tokens += answer.count
+        self.finished[answer.finish_reason or ""] += 1
+
+    def totals(self, alive: Sequence[Answer]) -> tuple[Speculation, int]:
+        """Statistics and tokens of all answers, those that are alive included."""
+        counts = [self._tokens, *(answer.count for answer in alive)]
+        return total([self._speculation, *(answer.stats for answer in alive)], counts), sum(counts)
+
+    def snapshot(self, scheduler: Scheduler, memory: Mapping[str, int], drafting: Drafting) -> Snapshot:
+        """All of it, with what waits and runs and the memory that it takes (as `Target.memory_bytes` says)."""
+        speculation, tokens = self.totals([*scheduler.waiting, *scheduler.admitted])
+        return Snapshot(
+            running=len(scheduler.running),
+            reading=len(scheduler.reading),
+            waiting=len(scheduler.waiting),
+            kv_used_bytes=memory["kv_used"],
+            kv_free_bytes=memory["kv_free"],
+            steps=self.steps,
+            tokens=tokens,
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            finished=dict(self.finished),
+            speculation=speculation,
+            plain_step_s=self.plain_step_s,
+            speedup=self.speedup,
+            drafting=tuple(guard.name for guard in drafting.active),
+            setting=drafting.setting,
+        )
