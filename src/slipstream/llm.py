@@ -132,6 +132,18 @@ class LLM:
         where = f"{self.runtime.name} on {self.runtime.device or 'cpu'} ({self.runtime.reason})"
         return f"{model}\n{where}\n{drafting}"
 
+    def fingerprint(self) -> str:
+        """What answers depend on besides the request: version, weights, kernels, noise. Reads all weights."""
+        from importlib.metadata import version
+
+        from slipstream.kernels import native
+        from slipstream.models.fingerprint import weights_fingerprint
+        from slipstream.sampling.noise import NOISE_VERSION
+
+        kernels = native.active() if self.runtime.name == "native" else f"torch-{self.runtime.device or 'cpu'}"
+        weights = weights_fingerprint(self._file.path)
+        return f"slipstream-{version('slipstream')}-{weights}-{kernels}-noise{NOISE_VERSION}"
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -185,8 +197,17 @@ class LLM:
         progress: Progress | None = None,
     ) -> Request:
         """Queue one prompt or conversation without running it: `follow` yields its pieces, `finish` all of it."""
-        text, tokens = self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt)
+        text, tokens = self.encode(prompt)
         return self._add(text, tokens, sampling_params, speculation, progress)
+
+    def encode(
+        self, prompt: Prompt | Messages, variables: Mapping[str, Any] | None = None
+    ) -> tuple[str | None, list[int]]:
+        """Text and token ids of a raw prompt, or of a conversation rendered by the chat template.
+
+        variables: further names for the template, such as enable_thinking.
+        """
+        return self._raw(prompt) if isinstance(prompt, (str, Mapping)) else self._conversation(prompt, variables)
 
     def follow(self, request: Request) -> Generator[Piece, None, None]:
         """Run a submitted request and yield its pieces; dropping the iterator cancels. Raises NonFiniteError."""
@@ -259,10 +280,10 @@ class LLM:
             return None, whole_numbers(prompt["prompt_token_ids"])
         raise InputError(f"a prompt is {prompt!r:.80}; it must be a text or {{'prompt_token_ids': [...]}}")
 
-    def _conversation(self, messages: Messages) -> tuple[str, list[int]]:
+    def _conversation(self, messages: Messages, variables: Mapping[str, Any] | None = None) -> tuple[str, list[int]]:
         from slipstream.models.chat import chat_prompt
 
-        prompt = chat_prompt(self._file, messages)
+        prompt = chat_prompt(self._file, messages, variables=variables)
         return prompt.text, prompt.token_ids
 
     def forget(self) -> None:
