@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from slipstream.control.base import Controller
 from slipstream.core.errors import InputError, NonFiniteError, UnsupportedError
-from slipstream.core.params import SamplingParams
+from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput
 from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
 from slipstream.targets.runtime import Choice, choose, load
 
 if TYPE_CHECKING:
     from slipstream.engine.request import Request
+    from slipstream.engine.worker import Worker
     from slipstream.models.files import ModelFile
     from slipstream.models.tokenizer import Tokenizer
     from slipstream.targets.base import Target
@@ -149,7 +150,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculation: bool = True,
+        speculation: Speculating = True,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers to raw prompts, in order; one prompt or several, one set of parameters or one per prompt.
@@ -165,7 +166,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculation: bool = True,
+        speculation: Speculating = True,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or several, through the model's chat template; otherwise as `generate`."""
@@ -178,7 +179,7 @@ class LLM:
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         *,
-        speculation: bool = True,
+        speculation: Speculating = True,
         progress: Progress | None = None,
     ) -> Generator[Piece, None, None]:
         """Pieces of the answers to one raw prompt (text or token ids) or one conversation (messages), as they come.
@@ -193,7 +194,7 @@ class LLM:
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         *,
-        speculation: bool = True,
+        speculation: Speculating = True,
         progress: Progress | None = None,
     ) -> Request:
         """Queue one prompt or conversation without running it: `follow` yields its pieces, `finish` all of it."""
@@ -237,7 +238,7 @@ class LLM:
         self,
         prompts: Sequence[tuple[str | None, list[int]]],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        speculation: bool,
+        speculation: Speculating,
         progress: Progress | None,
     ) -> list[RequestOutput]:
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
@@ -258,7 +259,7 @@ class LLM:
         text: str | None,
         tokens: list[int],
         params: SamplingParams | None,
-        speculation: bool,
+        speculation: Speculating,
         progress: Progress | None,
     ) -> Request:
         if self._closed:
@@ -285,6 +286,15 @@ class LLM:
 
         prompt = chat_prompt(self._file, messages, variables=variables)
         return prompt.text, prompt.token_ids
+
+    def worker(self, **options: Any) -> Worker:
+        """A thread, not started yet, that runs this model's requests; options as in `Worker`.
+
+        While it works, leave `generate` and the like alone: they would take turns with it.
+        """
+        from slipstream.engine.worker import Worker
+
+        return Worker(self._engine, **options)
 
     def forget(self) -> None:
         """Drop what earlier answers left, cached prefixes and recycled tokens, as if the next prompt were the first."""

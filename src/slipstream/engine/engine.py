@@ -125,7 +125,9 @@ class Engine:
 
     def queue(self, request: Request) -> None:
         """Let a request that was made wait for its turn."""
-        self._scheduler.add(answer for answer in request.answers if not answer.finish_reason)
+        with self._lock:
+            self.ledger.queued(request)
+            self._scheduler.add(answer for answer in request.answers if not answer.finish_reason)
 
     def step(self) -> None:
         """Admit what can start, read a bit of the prompts that wait for it, run one pass over all running rows.
@@ -197,9 +199,7 @@ class Engine:
         try:
             if row.slot < 0:
                 row.slot, reused = self._slots.take(row.tokens)
-                if not answer.count:
-                    request.timing.reused_tokens += reused
-                    self.ledger.started(answer, reused)
+                self.ledger.started(answer, reused)
             done = self.target.length(row.slot)
             if request.progress is not None and done < len(tokens):
                 request.progress(done, len(tokens))

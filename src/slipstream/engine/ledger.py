@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from slipstream.core.stats import Speculation, total
 from slipstream.engine.batch import Batch
 from slipstream.engine.drafting import Drafting, RunSetting
-from slipstream.engine.request import Answer
+from slipstream.engine.request import Answer, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import Clock
 
@@ -22,10 +22,10 @@ PLAIN_STEPS = 64
 class Snapshot:
     """The state of an engine between two steps; counts are since it was made and never fall.
 
-    running, reading, waiting: answers. tokens: generated; prompt_tokens: read or reused, of answers that were started;
-    reused_tokens: those among them that came from the cache. finished: answers by finish reason. plain_step_s: seconds
-    of a plain step of one row. speedup: tokens per second over what plain steps of as many rows would have brought.
-    drafting: drafters in use now; setting: what was set at run time.
+    running, reading, waiting: answers. tokens: generated; prompt_tokens: of all requests taken; reused_tokens: those
+    among them that were in the cache already. finished: answers by finish reason. plain_step_s: seconds of a plain
+    step of one row. speedup: tokens per second over what plain steps of as many rows would have brought. drafting:
+    drafters in use now; setting: what was set at run time.
     """
 
     running: int
@@ -82,10 +82,18 @@ class Ledger:
         """Realised speed over plain decoding of the same batches; None while nothing is known."""
         return self._brought / self._took if self._took else None
 
+    def queued(self, request: Request) -> None:
+        """A request was taken; answers that may have no tokens have ended already."""
+        self.prompt_tokens += len(request.prompt_token_ids)
+        for answer in request.answers:
+            if answer.finish_reason:
+                self.ended(answer)
+
     def started(self, answer: Answer, reused: int) -> None:
-        """An answer's prompt is about to be read, but for `reused` tokens."""
-        self.prompt_tokens += answer.row.prompt_length
-        self.reused_tokens += reused
+        """An answer's prompt is about to be read, but for `reused` tokens; those of further answers do not count."""
+        if answer.index == 0 and answer.count == 0:
+            answer.request.timing.reused_tokens += reused
+            self.reused_tokens += reused
 
     def ended(self, answer: Answer) -> None:
         """An answer has ended, for whatever reason: how much faster it was than plain decoding, and its counts."""

@@ -1,0 +1,269 @@
+"""One thread that owns an engine and steps it while there is work; everybody else leaves notes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.errors import QueueFullError, StoppedError
+from slipstream.core.params import SamplingParams, Speculating
+from slipstream.core.types import Piece
+from slipstream.engine.engine import Engine
+from slipstream.engine.ledger import Snapshot
+from slipstream.engine.request import CANCELLED, DEADLINE, ERROR, Request
+from slipstream.engine.stop import End
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+"""An idle thread shows this often that it is alive; counts of running answers are at most this old."""
+GRACE_S = 10.0
+"""What runs is cancelled after the present step, which takes no longer than this."""
+
+Listener = Callable[[Request, list[Piece] | None], None]
+"""Called with what is new after a step, and once with None when the request has ended."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request in the thread's care. deadline: by time.monotonic."""
+
+    request: Request
+    listener: Listener
+    deadline: float | None
+
+
+class Worker:
+    """Runs an engine in a thread of its own. `start` once; all other methods may be called from any thread at any time.
+
+    max_waiting: requests that may wait for their first step; more are refused. on_fault: called with the exception
+    when the thread has died of one, after all requests were told.
+    """
+
+    def __init__(
+        self, engine: Engine, *, max_waiting: int = 128, on_fault: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self.engine, self.max_waiting = engine, max_waiting
+        self._on_fault = on_fault
+        self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
+        self._wake = threading.Condition()
+        # Guarded by _wake; the thread takes notes out between steps.
+        self._arrived: list[_Job] = []
+        self._notes: list[Callable[[], None]] = []
+        self._open = True
+        self._stopping = False
+        self._jobs: dict[Request, _Job] = {}
+        """Touched by the thread alone, but for being counted."""
+        self._died: BaseException | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._snapshot = engine.snapshot()
+        self._snapshot_at = 0.0
+        self.last_progress = time.monotonic()
+        """Monotonic seconds of the last completed step or idle tick."""
+
+    @property
+    def alive(self) -> bool:
+        """True from `start` until the thread has stopped or died."""
+        return self._thread.is_alive() and self._died is None
+
+    @property
+    def draining(self) -> bool:
+        """True once nothing new is taken."""
+        return not self._open
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(
+        self,
+        tokens: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        speculation: Speculating = True,
+        deadline_s: float | None = None,
+        listener: Listener,
+    ) -> Request:
+        """Queue a prompt, which is checked here and now. The thread may call the listener before this returns.
+
+        deadline_s: seconds from now after which it ends with finish_reason "deadline". Raises InputError,
+        ContextLengthError, QueueFullError when max_waiting requests wait, StoppedError when nothing new is taken.
+        """
+        self._check_open()
+        request = self.engine.make(tokens, params, speculation=speculation)
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        with self._wake:
+            self._check_open()
+            if self.waiting >= self.max_waiting:
+                raise QueueFullError(f"{self.max_waiting} requests wait already; send this one again later")
+            self._arrived.append(_Job(request, listener, deadline))
+            self._idle.clear()
+            self._wake.notify()
+        return request
+
+    def _check_open(self) -> None:
+        if self._died is not None:
+            raise StoppedError(f"the engine has failed ({self._died}); restart it")
+        if not self._open:
+            raise StoppedError("the engine is about to stop and takes nothing new; send the request elsewhere")
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose prompts nobody has begun to read."""
+        with self._wake:
+            return len(self._arrived) + sum(not request.started for request in list(self._jobs))
+
+    def cancel(self, request: Request) -> None:
+        """End a request; its memory is free after the present step. Safe for requests that are done."""
+        self._note(lambda: self._end(request, CANCELLED))
+
+    def change(self, **settings: Any) -> None:
+        """`Engine.configure`, between two steps; returns when it holds. Raises InputError."""
+        self.between(lambda: self.engine.configure(**settings))
+
+    def previous(self) -> None:
+        """`Engine.previous`, between two steps; returns when it holds. Raises InputError."""
+        self.between(self.engine.previous)
+
+    def between(self, action: Callable[[], None]) -> None:
+        """Do something to the engine between two steps and wait until it is done; what it raises is raised here."""
+        done, raised = threading.Event(), list[BaseException]()
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:
+                raised.append(error)
+            finally:
+                done.set()
+
+        if self.alive and threading.current_thread() is not self._thread:
+            self._note(act)
+            while not done.wait(TICK_S) and self.alive:
+                pass
+        if not done.is_set():
+            act()
+        if raised:
+            raise raised[0]
+
+    def _note(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            self._notes.append(action)
+            self._wake.notify()
+
+    def stats(self) -> Snapshot:
+        """The engine's counts and state, at most a moment old; as soon as a request has ended it is counted in."""
+        return self._snapshot
+
+    def drain(self, seconds: float) -> bool:
+        """Take nothing new; let what there is end, for so many seconds, then cancel it. True when all could end."""
+        with self._wake:
+            self._open = False
+        done = self._idle.wait(max(0.0, seconds)) or not self.alive
+        if not done:
+            self._note(lambda: self._end_all(CANCELLED))
+            self._idle.wait(GRACE_S)
+        return done
+
+    def stop(self) -> None:
+        """Cancel what runs, end the thread and wait for it."""
+        with self._wake:
+            self._open, self._stopping = False, True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            while self._attend():
+                self._expire()
+                if not self.engine.idle:
+                    self.engine.step()
+                self._tell()
+                self.last_progress = time.monotonic()
+            self._end_all(CANCELLED)
+            self._tell()
+        except BaseException as error:
+            self._die(error)
+
+    def _attend(self) -> bool:
+        """Take in what was left for the thread, and wait while there is nothing to do; False when it is to stop."""
+        with self._wake:
+            if not (self._arrived or self._notes or self._jobs or self._stopping):
+                self._idle.set()
+                self._wake.wait(TICK_S)
+            arrived, self._arrived = self._arrived, []
+            notes, self._notes = self._notes, []
+            self._jobs |= {job.request: job for job in arrived}
+        for job in arrived:
+            self.engine.queue(job.request)
+        for note in notes:
+            note()
+        return not self._stopping
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for job in list(self._jobs.values()):
+            if job.deadline is not None and now >= job.deadline:
+                self._end(job.request, DEADLINE)
+
+    def _end(self, request: Request, reason: str) -> None:
+        if request in self._jobs:
+            self.engine.cancel(request, reason)
+
+    def _end_all(self, reason: str) -> None:
+        with self._wake:
+            self._jobs |= {job.request: job for job in self._arrived}
+            self._arrived = []
+        for request in list(self._jobs):
+            self.engine.cancel(request, reason)
+
+    def _tell(self) -> None:
+        """Pass on what is new; counts are brought up to date before anyone hears that a request has ended."""
+        ended = [job for job in self._jobs.values() if job.request.done]
+        now = time.monotonic()
+        if ended or now - self._snapshot_at >= TICK_S:
+            self._snapshot, self._snapshot_at = self.engine.snapshot(), now
+        for job in list(self._jobs.values()):
+            pieces = job.request.pieces()
+            if pieces:
+                self._call(job, pieces)
+        for job in ended:
+            del self._jobs[job.request]
+            self._call(job, None)
+
+    def _call(self, job: _Job, pieces: list[Piece] | None) -> None:
+        try:
+            job.listener(job.request, pieces)
+        except Exception:
+            log.exception("a listener failed; its request is cancelled")
+            self.engine.cancel(job.request)
+
+    def _die(self, error: BaseException) -> None:
+        """The engine cannot go on: every request ends with the error, and nothing new is taken."""
+        self._died = error
+        log.critical("the engine's thread has died", exc_info=error)
+        with self._wake:
+            self._open = False
+            self._jobs |= {job.request: job for job in self._arrived}
+            self._arrived, notes, self._notes = [], self._notes, []
+        for job in self._jobs.values():
+            for answer in job.request.answers:
+                if not answer.finish_reason:
+                    answer.finish(End(ERROR, f"{type(error).__name__}: {error}"))
+            for news in (job.request.pieces(), None):
+                with contextlib.suppress(Exception):
+                    job.listener(job.request, news)
+        self._jobs = {}
+        for note in notes:
+            with contextlib.suppress(Exception):
+                note()
+        self._idle.set()
+        if self._on_fault is not None:
+            self._on_fault(error)
