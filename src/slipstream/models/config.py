@@ -78,13 +78,14 @@ class ModelConfig:
         return sorted({*self.unused_ids, *range(self.token_count, self.vocab_size)})
 
 
-class _Keys:
+class Keys:
     """Typed access to a table of settings; errors name the source and the key."""
 
     def __init__(self, table: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self.table, self.source, self.prefix = table, source, prefix
 
     def has(self, key: str) -> bool:
+        """True when the key is there and not null."""
         return self.table.get(self.prefix + key) is not None
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -108,6 +109,7 @@ class _Keys:
         return float(value)
 
     def error(self, key: str, value: object) -> ModelError:
+        """What to raise for this value of a key."""
         state = "is missing" if value is None else f"is {str(value)[:80]!r}"
         return ModelError(f"{self.source}: {self.prefix + key} {state}; the model's configuration is damaged")
 
@@ -157,7 +159,7 @@ def config_from_hf(config: Mapping[str, Any], vocabulary: Vocabulary, folder: Pa
     """The description from config.json and the folder's vocabulary. Raises ModelError naming the key."""
     if config.get("model_type") not in _LLAMA_FAMILY:
         config = _usual_names(config)
-    keys = _Keys(config, str(folder / "config.json"))
+    keys = Keys(config, str(folder / "config.json"))
     architecture = config.get("model_type")
     if not isinstance(architecture, str):
         raise keys.error("model_type", architecture)
@@ -181,9 +183,9 @@ def config_from_hf(config: Mapping[str, Any], vocabulary: Vocabulary, folder: Pa
             token_count=min(vocabulary.token_count, vocab_size),
             rms_eps=keys.number("rms_norm_eps"),
             max_context=keys.integer("max_position_embeddings"),
-            rope_theta=_Keys({**config, **rope}, keys.source).number("rope_theta", 10000.0),
-            rope_scaling=_hf_rope_scaling(config.get("rope_scaling") or rope, keys),
-            rotary_dim=int(head_dim * _Keys({**config, **rope}, keys.source).number("partial_rotary_factor", 1.0)),
+            rope_theta=Keys({**config, **rope}, keys.source).number("rope_theta", 10000.0),
+            rope_scaling=hf_rope_scaling(config.get("rope_scaling") or rope, keys),
+            rotary_dim=int(head_dim * Keys({**config, **rope}, keys.source).number("partial_rotary_factor", 1.0)),
             qk_norm=architecture == "qwen3",
             sliding_window=_hf_window(config, architecture, keys),
             activation=str(config.get("hidden_act", "silu")),
@@ -213,7 +215,7 @@ def _hf_quantization(config: Mapping[str, Any]) -> str | None:
     return str(scheme.get("quant_method", "unknown")) if isinstance(scheme, dict) else "unknown"
 
 
-def _hf_window(config: Mapping[str, Any], architecture: str, keys: _Keys) -> int | None:
+def _hf_window(config: Mapping[str, Any], architecture: str, keys: Keys) -> int | None:
     """The sliding window that is in use: qwen2 and qwen3 switch it separately, newer files say it per layer."""
     layers = config.get("layer_types")
     if isinstance(layers, list) and "sliding_attention" not in layers:
@@ -223,12 +225,12 @@ def _hf_window(config: Mapping[str, Any], architecture: str, keys: _Keys) -> int
     return keys.integer("sliding_window") if keys.has("sliding_window") else None
 
 
-def _hf_rope_scaling(raw: Any, keys: _Keys) -> dict[str, Any]:
+def hf_rope_scaling(raw: Any, keys: Keys) -> dict[str, Any]:
     """rope_scaling of older files or rope_parameters of newer ones in the form ModelConfig describes."""
     if not isinstance(raw, dict):
         raise keys.error("rope_scaling", raw)
     kind = raw.get("rope_type", raw.get("type", "default"))
-    numbers = _Keys(raw, keys.source, "")
+    numbers = Keys(raw, keys.source, "")
     if kind in ("default", "mrope"):
         return {"type": kind}
     if kind == "linear":
@@ -245,10 +247,10 @@ def _hf_rope_scaling(raw: Any, keys: _Keys) -> dict[str, Any]:
 def config_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> ModelConfig:
     """The description from GGUF metadata and the names and shapes of the tensors. Raises ModelError naming the key."""
     architecture = file.metadata.get("general.architecture")
-    general = _Keys(file.metadata, str(file.path))
+    general = Keys(file.metadata, str(file.path))
     if not isinstance(architecture, str):
         raise general.error("general.architecture", architecture)
-    keys = _Keys(file.metadata, str(file.path), f"{architecture}.")
+    keys = Keys(file.metadata, str(file.path), f"{architecture}.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{file.path}: tensor token_embd.weight is missing; the file is incomplete, fetch it again")
@@ -282,7 +284,7 @@ def config_from_gguf(file: GGUFFile, vocabulary: Vocabulary) -> ModelConfig:
         )
 
 
-def _gguf_rope_scaling(file: GGUFFile, keys: _Keys) -> dict[str, Any]:
+def _gguf_rope_scaling(file: GGUFFile, keys: Keys) -> dict[str, Any]:
     """Scaling from the metadata; llama3 scaling is stored as a tensor of frequency divisors."""
     if "rope_freqs.weight" in file.tensors:
         divisors = file.tensor("rope_freqs.weight").float32().reshape(-1).tolist()

@@ -19,6 +19,7 @@ _SIZES = {
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 _PLAIN = ("F32", "F16", "BF16")
+_NUMBERS = {"U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "BOOL": np.bool_}
 _MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -76,6 +77,13 @@ class SafetensorsFile:
             raise ModelError(f"{self.path}: tensor {name} has shape {shape}; a weight has one value or more per row")
         raw = self._bytes[start : start + size].reshape(-1, shape[-1] * BLOCKS[kind][1])
         return Tensor(kind, shape, raw)
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """A copy of a tensor of whole numbers or truth values. Raises UnsupportedError for other types."""
+        kind, shape, start, size = self.tensors[name]
+        if kind not in _NUMBERS:
+            raise UnsupportedError(f"{self.path}: tensor {name} has type {kind}; it must hold whole numbers")
+        return self._bytes[start : start + size].copy().view(_NUMBERS[kind]).reshape(shape)
 
 
 class SafetensorsFolder:

@@ -1,0 +1,119 @@
+"""The speculators format (vLLM): EAGLE-3 heads with nested settings; layer ids name inputs of the target's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.core.errors import ModelError, UnsupportedError
+from slipstream.models.config import Keys
+from slipstream.models.heads.config import HeadConfig
+from slipstream.models.heads.eagle import canonical, eagle3_flags, stored_flags
+from slipstream.models.heads.head import Head
+from slipstream.models.heads.layout import (
+    KEY,
+    Rows,
+    Written,
+    assemble,
+    decoder_json,
+    decoder_settings,
+    drafted_ids,
+    flag,
+    layer_ids,
+    maps_of,
+    our_settings,
+    read_ours,
+    split_ours,
+    with_head_rows,
+)
+from slipstream.models.heads.weights import Weights
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+def matches(table: Mapping[str, Any]) -> bool:
+    """True for config.json of this format."""
+    return "speculators_model_type" in table or "speculators_config" in table
+
+
+def read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str) -> Head:
+    """A head of this format. Raises ModelError, UnsupportedError for algorithms other than EAGLE-3."""
+    kind = table.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise UnsupportedError(f"{source}: speculators_model_type is {kind!r}; only eagle3 is read in this format")
+    layer = table.get("transformer_layer_config")
+    if not isinstance(layer, Mapping):
+        raise ModelError(f"{source}: transformer_layer_config is missing; the head's configuration is damaged")
+    notices = eagle3_flags(table, source)
+    before = flag(table, "norm_before_residual", source)
+    if before is None:
+        notices.append("norm_before_residual is not stated: read as false, as speculators does (vLLM reads true)")
+    decoder, keys = decoder_settings(layer, source), Keys(table, source)
+    hidden, vocab = Keys(layer, source).integer("hidden_size"), Keys(layer, source).integer("vocab_size")
+    draft_vocab = keys.integer("draft_vocab_size", vocab)
+    ids, more = drafted_ids(weights, vocab, draft_vocab, source)
+    layers = layer_ids(table, LAYERS, source) or layer_ids(table.get("eagle_config") or {}, LAYERS, source)
+    verifier = (table.get("speculators_config") or {}).get("verifier") or {}
+    canonical(weights)
+    config = HeadConfig(
+        kind="eagle3",
+        hidden=hidden,
+        target_hidden=keys.integer("target_hidden_size", hidden),
+        vocab=vocab,
+        draft_vocab=draft_vocab,
+        feature_layers=layers,
+        norm_before_residual=bool(before),
+        target=str(verifier.get("name_or_path") or ""),
+        depth=_speculative_tokens(table),
+        **stored_flags(weights),
+        **decoder,
+    )
+    config = read_ours(config, table, weights, extra, source)
+    return assemble(config, weights, ids, notices + more)
+
+
+def _speculative_tokens(table: Mapping[str, Any]) -> int:
+    methods = (table.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    first = methods[0] if isinstance(methods, list) and isinstance(methods[0], Mapping) else {}
+    value = first.get("speculative_tokens", 0)
+    return value if type(value) is int and value > 0 else 0
+
+
+def write(head: Head, rows: Rows | None) -> Written:
+    """An EAGLE-3 head in this format, every flag written out. Raises UnsupportedError for other kinds."""
+    config = head.config
+    if config.kind != "eagle3":
+        raise UnsupportedError(f"format speculators holds EAGLE-3 heads, not {config.kind}; use format slipstream")
+    values, extra, notices = split_ours(head)
+    frozen, target = with_head_rows(head, rows, "speculators")
+    if frozen is not None:
+        values["lm_head.weight"] = frozen
+    layer = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **decoder_json(config)}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": config.depth or 5,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    table = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "draft_vocab_size": config.draft_vocab,
+        "target_hidden_size": config.target_hidden,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": False,
+        LAYERS: list(config.feature_layers) or None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {**layer, "vocab_size": config.vocab},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+        KEY: our_settings(config),
+    }
+    if not config.feature_layers:
+        notices.append("the head does not say which layers it reads; readers will take (2, n / 2, n - 3)")
+    return Written(table, values, maps_of(head), extra, notices)
