@@ -1,0 +1,113 @@
+"""The command `serve`: one model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.app import app
+from slipstream.core.errors import InputError
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+    from slipstream.server.service import Served, Service
+
+INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serve]'"
+
+
+@app.command("serve")
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name that clients use; the model's own if not given.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="Key that requests to /v1 must bring.", envvar="SLIPSTREAM_API_KEY")
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            "--admin-key", help="Key for /admin; without one there is no /admin.", envvar="SLIPSTREAM_ADMIN_KEY"
+        ),
+    ] = None,
+    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Answers in the queue before 429.", min=0)] = 128,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", help="Tokens of an answer at most, and of a chat that says nothing.", min=1),
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", help="Bytes of a request at most.", min=1)] = 8_000_000,
+    deadline: Annotated[
+        float, typer.Option("--deadline", help="Seconds a request may take; 0 for no limit.", min=0)
+    ] = 600.0,
+    drain: Annotated[
+        float, typer.Option("--drain", help="Seconds that requests have to end after SIGTERM.", min=0)
+    ] = 30.0,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Texts of prompts and answers in the log.")
+    ] = False,
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    draft: o.Draft = "auto",
+    draft_model: o.DraftModel = None,
+    max_nodes: o.MaxNodes = 8,
+    shape: o.Shape = None,
+    verifier: o.Verifier = "coupled",
+    controller: o.Controller = "adaptive",
+    max_context: o.MaxContext = None,
+    max_batch: o.MaxBatch = 8,
+    threads: o.Threads = None,
+    recycling_table: o.RecyclingTable = None,
+    runtime: o.Runtime = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+) -> int:
+    """Serve a model over HTTP, with OpenAI's interface."""
+    return run(context.params)
+
+
+def run(options: Mapping[str, Any]) -> int:
+    """Serve until told to stop; returns the exit code."""
+    try:
+        from slipstream.server.logs import begin_logging
+        from slipstream.server.run import serve as serve_forever
+        from slipstream.server.service import Settings
+    except ModuleNotFoundError as error:
+        raise InputError(f"{INSTALL} ({error.name} is missing)") from None
+    begin_logging(options["log_level"])
+    settings = Settings(
+        api_key=options["api_key"],
+        admin_key=options["admin_key"],
+        max_body=options["max_body"],
+        max_tokens=options["max_tokens"],
+        deadline_s=options["deadline"] or None,
+        drain_s=options["drain"],
+        log_prompts=options["log_prompts"],
+    )
+
+    def load(service: Service) -> Served:
+        return served(o.load(options), service, options["max_waiting"], options["name"])
+
+    return serve_forever(load, settings, options["host"], options["port"])
+
+
+def served(llm: LLM, service: Service, max_waiting: int = 128, name: str | None = None) -> Served:
+    """A loaded model as the server takes it, its engine running."""
+    from slipstream.server.service import Served
+
+    worker = llm.worker(max_waiting=max_waiting, on_fault=service.fail)
+    worker.start()
+    return Served(
+        name=name or llm.name,
+        fingerprint=llm.fingerprint(),
+        max_context=llm.max_context,
+        vocabulary=llm.tokenizer,
+        encode=llm.encode,
+        worker=worker,
+        drafters=worker.engine.drafting.names,
+        close=llm.close,
+    )

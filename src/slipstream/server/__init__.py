@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's interface over a worker that decodes all requests together. Needs the extra `serve`."""

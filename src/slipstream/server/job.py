@@ -1,0 +1,166 @@
+"""One HTTP request's prompts on their way through the worker: from its thread to the event loop, and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream.core.params import SamplingParams, Speculating
+from slipstream.core.types import Piece, RequestOutput, TokenLogprob
+from slipstream.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from slipstream.engine.request import Request
+    from slipstream.engine.worker import Worker
+    from slipstream.server.metrics import Meter
+
+ENDED_WELL = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is new of one answer. index: prompt * n + choice. logprobs: of the piece's tokens, when asked for."""
+
+    index: int
+    piece: Piece
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """How the prompts of a request are to be answered. deadline_s: counted from the request's arrival."""
+
+    params: SamplingParams
+    speculation: Speculating = True
+    deadline_s: float | None = None
+    stream: bool = False
+
+
+class Job:
+    """Prompts in work. `submit` runs in any thread, the rest on the event loop that made the job.
+
+    Raises ApiError: what cannot be queued from `submit`, what fails later from `parts` or `finish`.
+    """
+
+    def __init__(self, worker: Worker, task: Task, meter: Meter) -> None:
+        self.task = task
+        self.requests: list[Request] = []
+        self.arrived = time.monotonic()
+        self.first_at: float | None = None
+        self._worker, self._meter = worker, meter
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[list[Part] | ApiError | None] = asyncio.Queue()
+        self._open = 0
+        self._left = 0
+        self.settled = asyncio.Event()
+        """Set when the engine has let go of everything."""
+        self._told: dict[int, int] = {}
+        """Tokens of each answer that parts have been made of; only the worker's thread touches it."""
+        self._cancelled = False
+
+    def submit(self, prompts: Sequence[tuple[str | None, list[int]]]) -> None:
+        """Queue all prompts (text and ids) or, when one is refused, none. Raises what the worker raises."""
+        for place, (text, tokens) in enumerate(prompts):
+            try:
+                request = self._submit(place, tokens)
+            except BaseException:
+                self.cancel()
+                raise
+            request.prompt = text
+            self.requests.append(request)
+
+    def _submit(self, place: int, tokens: list[int]) -> Request:
+        def hear(request: Request, pieces: Sequence[Piece] | None) -> None:
+            self._hear(place, request, pieces)
+
+        task = self.task
+        left = None if task.deadline_s is None else task.deadline_s - (time.monotonic() - self.arrived)
+        self._open += 1
+        self._left += 1
+        try:
+            return self._worker.submit(
+                tokens, task.params, speculation=task.speculation, deadline_s=left, listener=hear
+            )
+        except BaseException:
+            self._open -= 1
+            self._left -= 1
+            raise
+
+    def _hear(self, place: int, request: Request, pieces: Sequence[Piece] | None) -> None:
+        """In the worker's thread: pass on what is new."""
+        if pieces is None:
+            self._post(None)
+            return
+        if self.first_at is None and any(piece.token_ids for piece in pieces):
+            self.first_at = time.monotonic()
+            self._meter.first_token(self.first_at - self.arrived)
+        if self.task.stream:
+            self._post([self._part(place, request, piece) for piece in pieces])
+
+    def _part(self, place: int, request: Request, piece: Piece) -> Part:
+        index = place * self.task.params.n + piece.index
+        begin = self._told.get(index, 0)
+        self._told[index] = end = begin + len(piece.token_ids)
+        known = request.answers[piece.index].logprobs
+        return Part(index, piece, None if known is None else known[begin:end])
+
+    def _post(self, news: list[Part] | ApiError | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended with the server
+            self._loop.call_soon_threadsafe(self._take, news)
+
+    def _take(self, news: list[Part] | ApiError | None) -> None:
+        """On the event loop."""
+        self._left = 0 if isinstance(news, ApiError) else self._left - (news is None)
+        if self._left == 0:
+            self.settled.set()
+        self._news.put_nowait(news)
+
+    def fail(self, error: ApiError) -> None:
+        """End the job with this error, from any thread: the worker cannot go on."""
+        self._post(error)
+
+    async def parts(self) -> AsyncIterator[list[Part]]:
+        """What is new, step by step, until every answer has ended. Raises ApiError as soon as an answer fails."""
+        while self._open:
+            news = await self._news.get()
+            if isinstance(news, ApiError):
+                raise news
+            if news is None:
+                self._open -= 1
+                self._check()
+            else:
+                yield news
+
+    async def finish(self) -> list[RequestOutput]:
+        """Wait for the end; the results in the order of the prompts. Raises ApiError when an answer failed."""
+        async for _ in self.parts():
+            pass
+        return self.results()
+
+    def results(self) -> list[RequestOutput]:
+        """What has been generated."""
+        return [request.result() for request in self.requests]
+
+    def _check(self) -> None:
+        for request in self.requests:
+            for answer in request.answers:
+                reason = answer.finish_reason
+                if reason is None or reason in ENDED_WELL:
+                    continue
+                if reason == "deadline":
+                    raise ApiError(504, f"the answer took longer than the deadline of {self.task.deadline_s:g} s")
+                if reason == "cancelled":
+                    raise ApiError(503, "the request was cancelled: the server shuts down", code="draining")
+                raise ApiError(500, f"the answer could not go on: {answer.stop_reason}")
+
+    def cancel(self) -> None:
+        """Let go of what still runs; its memory is free after the present step."""
+        if not self._cancelled:
+            self._cancelled = True
+            for request in self.requests:
+                if not request.done:
+                    self._worker.cancel(request)

@@ -1,0 +1,146 @@
+"""What requests may hold, checked before any work: strict types, finite numbers, sizes. Null means default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_CHOICES = 128
+"""Answers of one request: prompts times n."""
+MAX_ID = 2**31 - 1
+
+Token = Annotated[int, Field(ge=0, le=MAX_ID)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopText = Annotated[str, Field(min_length=1)]
+BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Strict(BaseModel):
+    """No type is turned into another one. Fields nobody knows are kept, to be listed in a warning."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    """include_usage: one more chunk with the usage, before the end of the stream."""
+
+    include_usage: bool | None = None
+
+
+class SpeculationOption(Strict):
+    """drafter: names of loaded drafters ("suffix,recycling", or a list; "none"; "auto" for all of them)."""
+
+    drafter: str | list[str] | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=1024)] | None = None
+
+
+class JsonSchema(Strict):
+    """A JSON schema that the answer must follow."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """text, json_object (any JSON object), or json_schema with its schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(Strict):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10000)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_ID)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    logit_bias: dict[BiasKey, BiasValue] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+    speculation: bool | SpeculationOption | None = None
+    include_sources: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that were sent and mean nothing here."""
+        return sorted(self.model_extra or ())
+
+
+Prompts = (
+    str
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+    | Annotated[list[Token], Field(min_length=1)]
+    | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+)
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions. best_of and suffix are known so that they can be refused where they would change things."""
+
+    prompt: Prompts
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: str | None = None
+
+
+class TextPart(Strict):
+    """A part of a message; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions. tools and functions are known so that they can be refused."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class AdminChange(Strict):
+    """POST /admin/speculation: what is to change; the rest stays.
+
+    drafters: those that may be asked; null for all that are loaded. max_nodes: null for as many as the server was
+    started with. reload: the name of a drafter to read again from its files. rollback: take back the last change.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    enabled: bool | None = None
+    drafters: list[str] | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=1024)] | None = None
+    reload: str | None = None
+    rollback: bool | None = None

@@ -1,0 +1,162 @@
+"""What completions and chat completions share on the wire: identity, usage, statistics, token texts."""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from slipstream.core.stats import Speculation, total
+from slipstream.core.types import CompletionOutput, RequestOutput
+from slipstream.engine.detokenize import Detokenizer, Vocabulary
+from slipstream.server.job import ENDED_WELL, Part
+from slipstream.server.schemas import Sampling
+from slipstream.server.service import Served
+
+Json = dict[str, Any]
+_STATISTICS = (
+    "mean_acceptance_length", "draft_acceptance_rate", "num_draft_tokens", "num_accepted_draft_tokens",
+    "num_spec_steps", "acceptance_histogram", "speedup_estimate", "num_steps", "tokens_per_pass",
+    "drafted_by_source", "accepted_by_source", "drafter_failures", "near_ties", "exact",
+)  # fmt: skip
+
+
+class Writer(ABC):
+    """Turns results and pieces of them into the objects that clients read; one per HTTP request.
+
+    n: choices per prompt.
+    """
+
+    prefix: str
+    whole_kind: str
+    chunk_kind: str
+
+    def __init__(self, request: Sampling, served: Served) -> None:
+        self.request, self.vocabulary = request, served.vocabulary
+        self.n = request.n or 1
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._head = {
+            "created": int(time.time()),
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+        }
+
+    def whole(self, results: Sequence[RequestOutput]) -> Json:
+        """The reply of a request that does not stream."""
+        choices = [
+            self._whole_choice(place * self.n + output.index, result, output)
+            for place, result in enumerate(results)
+            for output in result.outputs
+        ]
+        found = {"id": self.id, "object": self.whole_kind, **self._head, "choices": choices}
+        return found | {"usage": usage(results), "speculative_decoding": statistics(results)}
+
+    def opening(self) -> Iterator[Json]:
+        """Chunks before the first token."""
+        yield from ()
+
+    @abstractmethod
+    def chunks(self, part: Part) -> Iterator[Json]:
+        """The chunks that say what is new of one answer."""
+
+    def closing(self, results: Sequence[RequestOutput]) -> Iterator[Json]:
+        """Chunks after the last token."""
+        if self.with_usage:
+            last = {"id": self.id, "object": self.chunk_kind, **self._head, "choices": []}
+            yield last | {"usage": usage(results), "speculative_decoding": statistics(results)}
+
+    @property
+    def with_usage(self) -> bool:
+        """True when a stream ends with the usage."""
+        options = self.request.stream_options
+        return bool(options and options.include_usage)
+
+    @abstractmethod
+    def _whole_choice(self, index: int, result: RequestOutput, output: CompletionOutput) -> Json:
+        """One choice of a reply."""
+
+    def chunk(self, choice: Json) -> Json:
+        """A chunk with one choice."""
+        found: Json = {"id": self.id, "object": self.chunk_kind, **self._head, "choices": [choice]}
+        if self.with_usage:
+            found["usage"] = None
+        return found
+
+    def beside(self, part: Part) -> Json:
+        """What a chunk's choice says about its tokens, where that was asked for."""
+        found: Json = {}
+        if self.request.include_sources and part.piece.token_ids:
+            found["source"] = part.piece.sources[0] if part.piece.sources else ""
+        if self.request.include_sources or self.request.return_token_ids:
+            found["token_ids"] = part.piece.token_ids
+        return found
+
+    def beside_whole(self, output: CompletionOutput) -> Json:
+        """The same for a whole choice, per token; and the seed, with which this choice comes again."""
+        found: Json = {"seed": output.seed, "stop_reason": output.stop_reason}
+        if self.request.include_sources:
+            found["sources"] = output.sources
+        if self.request.include_sources or self.request.return_token_ids:
+            found["token_ids"] = output.token_ids
+        return found
+
+    def silent(self, part: Part) -> bool:
+        """True for a part with nothing in it that this client wants."""
+        piece = part.piece
+        wanted = piece.text or part.logprobs or (piece.token_ids and self.beside(part))
+        return not wanted
+
+
+def ending(part: Part) -> str | None:
+    """The finish reason to tell the client; failures are told as errors instead."""
+    return part.piece.finish_reason if part.piece.finish_reason in ENDED_WELL else None
+
+
+def usage(results: Sequence[RequestOutput]) -> Json:
+    """Token counts of all prompts and answers, under OpenAI's names."""
+    counts = [result.usage for result in results]
+    found: Json = {name: sum(count[name] for count in counts) for name in counts[0]}
+    cached = sum(min(result.timing.reused_tokens, len(result.prompt_token_ids)) for result in results)
+    return found | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def statistics(results: Sequence[RequestOutput]) -> Json:
+    """What speculation did for all answers of the request; definitions in docs/statistics.md."""
+    outputs = [output for result in results for output in result.outputs]
+    stats: list[Speculation] = [output.speculation for output in outputs]
+    found = total(stats, [len(output.token_ids) for output in outputs]).as_dict()
+    return {name: found[name] for name in _STATISTICS}
+
+
+def text_of(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+    """The text of tokens."""
+    reader = Detokenizer(vocabulary)
+    return "".join(map(reader.push, tokens)) + reader.flush()
+
+
+def token_text(vocabulary: Vocabulary, token: int) -> str:
+    """A token as a name: its text, or its bytes where they are no text, so that two tokens never look alike."""
+    raw = vocabulary.token_bytes(token)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class Offsets:
+    """Where the text of each token begins, in characters, for the logprobs of completions."""
+
+    def __init__(self, vocabulary: Vocabulary, start: int = 0) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = start
+
+    def next(self, token: int) -> int:
+        """The offset of the next token; control tokens have no text."""
+        here = self._at
+        if not self._vocabulary.is_control(token):
+            self._at += len(self._decoder.decode(self._vocabulary.token_bytes(token)))
+        return here
