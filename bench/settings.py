@@ -25,6 +25,7 @@ from typing import Any
 import paired
 
 from slipstream import LLM, SamplingParams
+from slipstream.build import load_target, open_named
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import Controller
 from slipstream.control.fixed import Fixed
@@ -33,7 +34,6 @@ from slipstream.core.params import SamplingParams as Params
 from slipstream.core.stats import total
 from slipstream.drafters import Materials, build, parse
 from slipstream.engine.engine import Engine
-from slipstream.llm import load_target, open_named
 from slipstream.targets.base import Target
 from slipstream.verify import make_verifier
 

@@ -307,7 +307,7 @@ def offer_chain(tokens: Sequence[int], source: str = "script", prob: float = 0.9
     return Offers(source, list(tokens), list(range(-1, len(tokens) - 1)), [prob] * len(tokens))
 
 
-class Script:
+class Script(Drafter):
     """A drafter that offers what a function of (row, limit) returns: a chain of tokens or Offers."""
 
     def __init__(self, guess: Callable[[Row, Limit], Sequence[int] | Offers], name: str = "script"):

@@ -16,6 +16,7 @@ LAYERS = [
     {"control", "drafters"},
     {"engine"},
     {"server", "bench", "train", "audit"},
+    {"build"},
     {"llm"},
     {"cli", "__init__"},
     {"__main__"},

@@ -15,7 +15,7 @@ import pytest
 
 import beds
 from slipstream import LLM, SamplingParams
-from slipstream import llm as llm_module
+from slipstream import build as build_module
 from slipstream.cli import main
 from slipstream.cli.chat import Session, StopSign
 from slipstream.kernels import native
@@ -25,9 +25,9 @@ from slipstream.kernels import native
 def small(monkeypatch, tmp_path):
     """Every known model is the small one."""
     monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(llm_module, "open_named", lambda name: beds.SmallFile())
+    monkeypatch.setattr(build_module, "open_named", lambda name: beds.SmallFile())
     monkeypatch.setattr(
-        llm_module,
+        build_module,
         "load_target",
         lambda file, context, slots, threads, choice: file.target(max_context=context or 400, slots=slots),
     )
@@ -162,7 +162,7 @@ def test_defects_show_a_traceback_only_when_asked_for(capsys, monkeypatch):
     def broken(*_):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(llm_module, "load_target", broken)
+    monkeypatch.setattr(build_module, "load_target", broken)
     code, _, err = run(capsys, "generate", "x")
     assert (code, err.count("\n")) == (1, 1)
     assert "RuntimeError: a defect" in err
@@ -174,7 +174,7 @@ def test_an_interrupt_is_code_130(capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm_module, "load_target", interrupted)
+    monkeypatch.setattr(build_module, "load_target", interrupted)
     assert run(capsys, "generate", "x")[0] == 130
 
 
@@ -325,13 +325,13 @@ def test_ctrl_c_stops_the_reading_of_a_prompt(capsys, monkeypatch):
 
 
 def test_warnings_are_one_line(capsys, monkeypatch):
-    load = llm_module.load_target
+    load = build_module.load_target
 
     def load_slowly(*settings):
         native.warn_if_slow()
         return load(*settings)
 
-    monkeypatch.setattr(llm_module, "load_target", load_slowly)
+    monkeypatch.setattr(build_module, "load_target", load_slowly)
     monkeypatch.setattr(native, "core", None)
     monkeypatch.setattr(native, "_warned", False)
     monkeypatch.delenv("SLIPSTREAM_KERNELS", raising=False)

@@ -7,7 +7,7 @@ import pytest
 import beds
 import slipstream
 from slipstream import LLM, ContextLengthError, InputError, ModelError, NonFiniteError, SamplingParams, UnsupportedError
-from slipstream import llm as llm_module
+from slipstream import build as build_module
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def small(monkeypatch, tmp_path):
         loads.append({"max_context": max_context, "slots": slots, "threads": threads})
         return file.target(max_context=max_context or file.config.max_context, slots=slots)
 
-    monkeypatch.setattr(llm_module, "open_named", lambda name: beds.SmallFile())
-    monkeypatch.setattr(llm_module, "load_target", load)
+    monkeypatch.setattr(build_module, "open_named", lambda name: beds.SmallFile())
+    monkeypatch.setattr(build_module, "load_target", load)
     return loads
 
 
@@ -113,7 +113,7 @@ def test_fault_24_wrong_settings_are_refused_before_anything_is_opened(monkeypat
     def open_named(name):
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr(llm_module, "open_named", open_named)
+    monkeypatch.setattr(build_module, "open_named", open_named)
     with pytest.raises(error, match=message):
         LLM("small", **settings)
 
@@ -136,7 +136,7 @@ def test_fault_14_vocabularies_that_differ_are_refused_by_classical_verifiers(sm
     other = beds.SmallFile()
     other.name = "other"
     other.tokenizer().pieces[5] = b"five"
-    monkeypatch.setattr(llm_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
+    monkeypatch.setattr(build_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
     with pytest.raises(InputError, match=r"token 5 .*'five' in draft model other"):
         LLM("small", draft="model:other", verifier="rejection", shape="chain")
     assert small == [], "refused before weights are read"
@@ -146,7 +146,7 @@ def test_fault_14_vocabularies_that_differ_are_translated_with_a_notice(small, m
     other = beds.SmallFile()
     other.name = "other"
     other.tokenizer().pieces[5] = b"five"
-    monkeypatch.setattr(llm_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
+    monkeypatch.setattr(build_module, "open_named", lambda name: other if name == "other" else beds.SmallFile())
     with LLM("small", draft="none") as llm:
         plain = llm.generate("hello there", SamplingParams(max_tokens=30))
     with LLM("small", draft="model:other", controller="fixed") as llm:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.control.base import Controller
-from slipstream.core.errors import InputError, NonFiniteError, UnsupportedError
+from slipstream.build import CONTROLLERS, Settings, build_model
+from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput
-from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
-from slipstream.targets.runtime import Choice, choose, load
 
 if TYPE_CHECKING:
     from slipstream.engine.request import Request
     from slipstream.engine.worker import Worker
-    from slipstream.models.files import ModelFile
     from slipstream.models.tokenizer import Tokenizer
-    from slipstream.targets.base import Target
 
 __all__ = ["CONTROLLERS", "LLM"]
-
-log = logging.getLogger(__name__)
-
-CONTROLLERS = ("adaptive", "fixed")
-KEPT_PREFIXES = 4
-"""Finished answers whose cache rows stay for the next prompt that begins alike, such as the next turn of a chat."""
 
 Prompt = str | Mapping[str, Any]
 """Raw text, or {"prompt_token_ids": [...]}; {"prompt": text} is the text."""
@@ -68,52 +57,35 @@ class LLM:
         dtype: str | None = None,
         recycling_table: str | Path | None = None,
     ) -> None:
-        from slipstream.engine.engine import Engine
-        from slipstream.verify import CLASSICAL, make_verifier
-
-        specs = parse(draft, draft_model)
-        check_drafts(draft, specs, draft_model, recycling_table)
-        shape = shape or ("chain" if verifier == "block" else "tree")
-        governor = make_controller(controller, max_nodes, shape)
-        check_numbers(max_batch=max_batch, threads=threads, max_context=max_context)
-        check_rules(verifier, shape, specs)
-        file = open_named(model)
-        draft_files = open_drafts(specs, file, verifier in CLASSICAL)
-        self.runtime = choose(file, runtime, device, dtype)
-        slots = max_batch + KEPT_PREFIXES
-        target = load_target(file, max_context, slots, threads, self.runtime)
-
-        def load_draft(name: str) -> Target:
-            drafted, _ = draft_files[name]
-            context = min(target.max_context, drafted.config.max_context)
-            return load_target(drafted, context, slots, threads, choose(drafted, runtime, device, dtype))
-
-        self._file, self._closed = file, False
-        self.draft = ",".join(map(str, specs)) or "none"
-        self.max_nodes, self.shape, self.verifier, self.controller = max_nodes, shape, verifier, controller
-        self.target = target
-        self.tokenizer: Tokenizer = file.tokenizer()
-        if specs and max_nodes:
-            start_measured(governor, target, cost_key(file, self.runtime))
-        foreign = {name: drafted.tokenizer() for name, (drafted, differs) in draft_files.items() if differs}
-        given = Materials(
-            target.vocab_size, load_draft, verifier in CLASSICAL, self.tokenizer, foreign, recycling_table
-        )
-        self._drafters = build(specs, given)
-        self._engine = Engine(
-            target,
-            self.tokenizer,
-            make_verifier(verifier, count_near_ties=not target.row_invariant),
-            governor,
-            self._drafters,
+        self.settings = Settings(
+            draft=draft,
+            draft_model=draft_model,
+            max_nodes=max_nodes,
+            shape=shape,
+            verifier=verifier,
+            controller=controller,
+            max_context=max_context,
             max_batch=max_batch,
-            keep_prefixes=KEPT_PREFIXES,
+            threads=threads,
+            runtime=runtime,
+            device=device,
+            dtype=dtype,
+            recycling_table=recycling_table,
         )
+        self._built, self._closed = build_model(model, self.settings), False
+        self._file, self._engine = self._built.file, self._built.engine
+        self.runtime, self.target = self._built.runtime, self._built.target
+        self.tokenizer: Tokenizer = self._built.tokenizer
 
     @property
     def name(self) -> str:
         """The model's name."""
         return self._file.name
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that are loaded."""
+        return self._engine.drafting.names
 
     @property
     def max_context(self) -> int:
@@ -128,7 +100,8 @@ class LLM:
     def describe(self) -> str:
         """Three lines: the model, the runtime and why it, how it drafts."""
         config, megabytes = self._file.config, self._file.weights_bytes / 1e6
-        drafting = f"draft {self.draft}, {self.controller}, up to {self.max_nodes} nodes, {self.verifier}"
+        how = self.settings
+        drafting = f"draft {self._built.draft}, {how.controller}, up to {how.max_nodes} nodes, {how.verifier}"
         model = f"{self.name} ({config.architecture}, {self._file.weight_types}, {megabytes:.0f} MB)"
         where = f"{self.runtime.name} on {self.runtime.device or 'cpu'} ({self.runtime.reason})"
         return f"{model}\n{where}\n{drafting}"
@@ -296,21 +269,23 @@ class LLM:
 
         return Worker(self._engine, **options)
 
+    def reload(self, drafter: str) -> None:
+        """Load a drafter anew from where it came from, such as a head that was trained on; it is used from the next
+        step on, and `previous` of the engine goes back to the one before. Raises InputError for a name not loaded.
+        """
+        self._engine.exchange(self._built.drafter(drafter))
+
     def forget(self) -> None:
         """Drop what earlier answers left, cached prefixes and recycled tokens, as if the next prompt were the first."""
         self._engine.forget()
-        for drafter in self._drafters:
-            getattr(drafter, "forget", lambda: None)()
 
     def close(self) -> None:
         """Free the cache, save what drafters keep; the object is of no use after it.
 
         Raises InputError when the recycling table cannot be written.
         """
-        self._engine.forget()
         if not self._closed:
-            for drafter in self._drafters:
-                getattr(drafter, "close", lambda: None)()
+            self._engine.close()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -318,105 +293,3 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def make_controller(name: str, max_nodes: int, shape: str) -> Controller:
-    """The controller of this name. Raises InputError for an unknown name, shape or number of nodes."""
-    from slipstream.control.adaptive import Adaptive
-    from slipstream.control.fixed import Fixed
-
-    if name not in CONTROLLERS:
-        raise InputError(f"unknown controller {name!r}; choose one of: {', '.join(CONTROLLERS)}")
-    return Fixed(max_nodes, shape) if name == "fixed" else Adaptive(max_nodes, shape)
-
-
-def check_drafts(
-    draft: str, specs: Sequence[DraftSpec], draft_model: str | None, recycling_table: str | Path | None
-) -> None:
-    """Refuse settings of drafters that are not asked for."""
-    if draft_model is not None and DraftSpec("model", draft_model) not in specs:
-        raise InputError(f"draft_model is {draft_model!r} but draft is {draft!r}; say draft='auto'")
-    if recycling_table is not None and DraftSpec("recycling") not in specs:
-        raise InputError(f"recycling_table is given but draft is {draft!r}; add recycling to it")
-
-
-def start_measured(governor: Controller, target: Target, key: Sequence[object]) -> None:
-    """Let a controller that judges by costs know those of this target from the beginning."""
-    from slipstream.control.adaptive import Adaptive
-    from slipstream.control.measure import start_costs
-
-    if isinstance(governor, Adaptive):
-        governor.start_from(start_costs(target, key))
-
-
-def cost_key(file: ModelFile, runtime: Choice) -> tuple[object, ...]:
-    """What the cost of a pass depends on, the machine taken for granted."""
-    from importlib.metadata import version
-
-    from slipstream.kernels import native
-
-    model = (file.name, str(file.config), file.weight_types, file.weights_bytes)
-    return (
-        *model,
-        runtime.name,
-        runtime.device,
-        runtime.dtype,
-        native.active(),
-        native.threads(),
-        version("slipstream"),
-    )
-
-
-def check_rules(verifier: str, shape: str, specs: Sequence[DraftSpec]) -> None:
-    """Refuse what the verifier cannot do exactly."""
-    from slipstream.verify import CLASSICAL, check_combination
-
-    names = [spec.kind for spec in specs]
-    check_combination(verifier, shape, names, drawing(specs, verifier in CLASSICAL))
-
-
-def check_numbers(**settings: int | None) -> None:
-    """Raise InputError unless each setting is None or a whole number of 1 or more."""
-    for name, value in settings.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} is {value!r}; it must be a whole number, 1 or more")
-
-
-def open_named(model: str | Path) -> ModelFile:
-    """A model by name or path, opened but not loaded; short names that are not here yet are fetched."""
-    from slipstream.models.files import open_model
-    from slipstream.models.registry import ensure
-
-    return open_model(ensure(model))
-
-
-def load_target(
-    file: ModelFile, max_context: int | None, slots: int, threads: int | None, choice: Choice | None = None
-) -> Target:
-    """An opened model, loaded by the runtime chosen for it (None: chosen here)."""
-    return load(file, choice or choose(file), max_context, slots, threads)
-
-
-def open_drafts(specs: Sequence[DraftSpec], target: ModelFile, classical: bool) -> dict[str, tuple[ModelFile, bool]]:
-    """The draft models by name, as `open_draft` gives them."""
-    names = [spec.argument for spec in specs if spec.kind == "model"]
-    return {name: open_draft(name, target, classical) for name in names}
-
-
-def open_draft(name: str, target: ModelFile, classical: bool = False) -> tuple[ModelFile, bool]:
-    """A draft model, opened, and whether its text must be translated because its tokens are not the target's.
-
-    Raises InputError where translation is no option: the classical verifiers need the draft model's own distribution.
-    """
-    from slipstream.drafters.small_model import check_vocabulary
-
-    file = open_named(name)
-    ours, theirs = target.tokenizer(), file.tokenizer()
-    if ours.fingerprint() == theirs.fingerprint():
-        return file, False
-    if classical:
-        texts = [[maker.token_text(index) for index in range(maker.vocab_size)] for maker in (ours, theirs)]
-        check_vocabulary(texts[0], texts[1], target.name, file.name)
-        raise UnsupportedError(f"draft model {file.name} and target {target.name} differ in the bytes of some tokens")
-    log.warning("%s and %s have different vocabularies: drafts are translated through text", file.name, target.name)
-    return file, True

@@ -32,7 +32,7 @@ def info(
     dtype: o.Dtype = None,
 ) -> None:
     """Show a model's size, its cache, its runtime, and the measured cost of passes."""
-    from slipstream.llm import load_target, open_named
+    from slipstream.build import load_target, open_named
     from slipstream.targets.runtime import choose
 
     file = open_named(model)

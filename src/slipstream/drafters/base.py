@@ -1,4 +1,4 @@
-"""What a drafter is: four verbs. A drafter guesses; it never decides what is emitted."""
+"""What a drafter is: four verbs, and two for its own life. A drafter guesses; it never decides what is emitted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 
 
 class Drafter(Protocol):
-    """Offers nodes for rows. It may be wrong in any way without changing the output."""
+    """Offers nodes for rows. It may be wrong in any way without changing the output.
+
+    A class that names this protocol as its base need not write down `forget` and `close` when there is nothing to do.
+    """
 
     name: str
 
     def begin(self, row: Row) -> None:
-        """A row joins, after its prefill; row.tokens is the prompt."""
+        """A row joins, after its prefill or later; row.tokens is the prompt and what was emitted so far."""
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One tree per row, within its limit; an empty one when there is nothing to offer."""
@@ -24,3 +27,11 @@ class Drafter(Protocol):
 
     def end(self, row: Row) -> None:
         """The row leaves; drop all that belongs to it."""
+
+    def forget(self) -> None:
+        """Drop what earlier rows taught, as if the next row were the first."""
+        return
+
+    def close(self) -> None:
+        """Save what is to be kept. Raises InputError when it cannot be written."""
+        return

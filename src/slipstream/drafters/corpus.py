@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.drafters.suffix_array import WORD, SuffixArray
 
 LONGEST = 16
@@ -21,7 +22,7 @@ Run = tuple[int, int, int]
 """Suffixes low to high of the array, which begin with the same `length` tokens."""
 
 
-class Corpus:
+class Corpus(Drafter):
     """A tree of the most frequent continuations of the longest match. vocab_size: ids from there on are separators."""
 
     name = "corpus"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 
 CHANCE = 0.97
 """Prior chance of a forced token: the text is certain, that the model cuts it into the usual tokens is not quite."""
 
 
-class Forced:
+class Forced(Drafter):
     """Drafts what the grammar of a row forces, such as the names of a JSON schema; nothing for rows without one."""
 
     name = "grammar"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.kernels import sampling as kernels
 
 COLUMNS = 5
@@ -42,7 +43,7 @@ class _State:
     """Tokens of the text whose n-grams are in the pool."""
 
 
-class Lookahead:
+class Lookahead(Drafter):
     """One window and one pool per row. Half of the nodes go to the window, the rest to n-grams from the pool."""
 
     name = "lookahead"

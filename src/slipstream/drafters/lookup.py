@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import InputError
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 
 MEASURED_MATCH = 32
 """A match is measured back to this many tokens; longer ones say no more."""
@@ -43,7 +44,7 @@ class NgramIndex:
         return None
 
 
-class Lookup:
+class Lookup(Drafter):
     """Drafts the continuation of the longest earlier occurrence of the last `max_n` down to `min_n` tokens.
 
     When the continuation reaches the end of the text it goes on with the tokens just drafted: a text that repeats

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.drafters.saved_table import load, save
 from slipstream.kernels.successors import NO_TOKEN, Successors
 
@@ -23,7 +24,7 @@ DOUBT = 0.6
 """What is rarely said after a token is even rarer elsewhere: chances c are offered as c x (DOUBT + (1 - DOUBT) c)."""
 
 
-class Recycling:
+class Recycling(Drafter):
     """One table for all rows and requests: what one answer showed may help the next. It never changes tokens.
 
     saved: file the table is read from, when it exists, and written to by `close`. model: fingerprint of the vocabulary.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slipstream.core.errors import InputError
 from slipstream.core.tree import ANCHOR, chain
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.targets.base import RowInput, Target
 from slipstream.verify import rules
 
@@ -69,7 +70,7 @@ class _Plan:
     uniforms: Sequence[float] | NDArray[np.float64] = ()
 
 
-class SmallModel:
+class SmallModel(Drafter):
     """Drafts a chain and, for wider limits, the runners-up beside it as leaves.
 
     model: any target; its slots belong to this drafter. vocab_size: the target's; heads of different padding are cut

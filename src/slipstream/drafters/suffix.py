@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.kernels.suffix import Automaton, make_automaton
 
 LEAST = 0.03
 """Paths less probable than this, or than the limit's floor, are not offered: verifying them would not pay."""
 
 
-class Suffix:
+class Suffix(Drafter):
     """A tree of the most probable continuations; a chain when the limit's width is one."""
 
     name = "suffix"

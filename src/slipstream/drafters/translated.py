@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.core.tree import chain
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 from slipstream.drafters.retokenize import Mirror, Words, whole_characters
 from slipstream.drafters.small_model import READ_IN_PASS, same_noise_chances
 from slipstream.kernels import sampling as kernels
@@ -56,7 +57,7 @@ class _Plan:
     reach: float = 1.0
 
 
-class Translated:
+class Translated(Drafter):
     """Drafts a chain with a model whose tokens differ from the target's.
 
     model: any target; its slots belong to this drafter. ours, theirs: tokenizers of the target and of the model.

@@ -361,9 +361,18 @@ class Engine:
             return self.ledger.snapshot(self._scheduler, self.target.memory_bytes(), self.drafting)
 
     def forget(self) -> None:
-        """Drop the prefixes kept of earlier answers."""
+        """Drop what earlier answers left, kept prefixes and what drafters learned, as if the next were the first."""
         with self._lock:
             self._slots.forget()
+            for guard in self.drafting.guards:
+                guard.drafter.forget()
+
+    def close(self) -> None:
+        """Free the cache and let drafters save what they keep. Raises InputError when that cannot be written."""
+        with self._lock:
+            self._slots.forget()
+            for guard in self.drafting.every():
+                guard.drafter.close()
 
     def _check(self, batch: Batch) -> None:
         """The invariant between steps: the cache holds a row's tokens but for its anchor."""

@@ -78,3 +78,10 @@ def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, t
         torch.set_num_threads(threads)
     placement = Placement(choice.device, choice.dtype, graphs=os.environ.get("SLIPSTREAM_GRAPHS") or None)
     return TransformersTarget.load(file, max_context, slots, placement=placement)
+
+
+def share(target: Target, max_context: int, slots: int) -> Target | None:
+    """A second target over the same weights in memory, with a cache of its own; None where the runtime cannot."""
+    from slipstream.targets.native.model import NativeTarget
+
+    return target.share(max_context, slots) if isinstance(target, NativeTarget) else None

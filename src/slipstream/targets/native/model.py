@@ -53,7 +53,7 @@ class NativeTarget:
         self.max_context = max_context or config.max_context
         self.weights_bytes = weights.nbytes
         self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
-        self._shape = weights.shape
+        self._shape, self._weights = weights.shape, weights
         pool = BlockPool(
             _pool_blocks(self.max_context, slots, 4 * weights.shape.block_floats), weights.shape.block_floats
         )
@@ -83,6 +83,10 @@ class NativeTarget:
         require_supported(file.config)
         weights = load_weights(file, decoder_shape(file.config, features))
         return cls(file.name, file.config, weights, max_context, slots)
+
+    def share(self, max_context: int, slots: int) -> NativeTarget:
+        """Another target over the same weights, with a cache of its own."""
+        return NativeTarget(self.name, self.config, self._weights, max_context, slots)
 
     @property
     def features_width(self) -> int:
