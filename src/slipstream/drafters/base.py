@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from slipstream.core.types import Limit, Observation, Offers, Row
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Drafter(Protocol):
@@ -35,3 +39,14 @@ class Drafter(Protocol):
     def close(self) -> None:
         """Save what is to be kept. Raises InputError when it cannot be written."""
         return
+
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """A drafter that works on the target's hidden states: one verb more, beside the features of observations."""
+
+    def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
+        """Tokens `start` .. of the row entered the target's cache: their features [tokens, width].
+
+        Comes before `begin`, part after part. What lies before the first part was in the cache of an earlier answer.
+        A row that ends before it begins is ended like any other.
+        """

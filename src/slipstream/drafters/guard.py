@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft
 from slipstream.core.types import Limit, Observation, Offers, Row
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.base import Drafter, ReadsFeatures
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,13 @@ class Guard:
         self._failures.setdefault(row.id, 0)
         self._in_a_row[row.id] = 0
         self._attempt([row], lambda: self.drafter.begin(row))
+
+    def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
+        """A part of the row's prompt was read; of interest to drafters that work on features."""
+        drafter = self.drafter
+        if isinstance(drafter, ReadsFeatures):
+            self._rows[row.id] = row
+            self._attempt([row], lambda: drafter.prefilled(row, start, features))
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One well-formed tree per row, each with this drafter's share of seconds; empty where it failed."""

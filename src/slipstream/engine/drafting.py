@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.params import Speculating, SpeculationSetting
 from slipstream.core.types import Row
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.guard import Guard
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,22 @@ class Drafting:
             row.drafters = None if speculation.drafters is None else frozenset(speculation.drafters)
             row.speculate &= speculation.max_nodes != 0 and row.drafters != frozenset()
 
+    def prefilled(self, row: Row, start: int, features: NDArray[np.float32] | None) -> None:
+        """A part of the row's prompt was read, from position `start` on; features as the target was asked for them."""
+        if features is not None:
+            for guard in self._asked(row):
+                guard.prefilled(row, start, features)
+
     def begin(self, row: Row) -> None:
         """The row's prompt is read."""
-        for guard in self.active if row.speculate else ():
-            if row.drafters is None or guard.name in row.drafters:
-                guard.begin(row)
+        for guard in self._asked(row):
+            guard.begin(row)
+
+    def _asked(self, row: Row) -> list[Guard]:
+        """The drafters that work for a row."""
+        if not row.speculate:
+            return []
+        return [guard for guard in self.active if row.drafters is None or guard.name in row.drafters]
 
     def end(self, row: Row) -> int:
         """The row leaves; returns how often drafters failed for it."""

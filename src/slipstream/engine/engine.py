@@ -206,7 +206,7 @@ class Engine:
             part = tokens[done : done + most]
             if part:
                 began = time.perf_counter()
-                self.target.prefill(row.slot, part)
+                self.drafting.prefilled(row, done, self.target.prefill(row.slot, part))
                 self._pace.took(len(part), time.perf_counter() - began)
             if done + len(part) == len(tokens):
                 if request.progress is not None:

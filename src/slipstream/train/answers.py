@@ -154,9 +154,7 @@ def write_answers(
     return progress
 
 
-def _groups(
-    writer: Writer, todo: Sequence[Messages], settings: Settings
-) -> Iterator[tuple[list[dict[str, Any]], int]]:
+def _groups(writer: Writer, todo: Sequence[Messages], settings: Settings) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of one group of prompts after the other; the next group runs already while one is waited for."""
     size = settings.max_batch
     ahead: list[tuple[int, list[tuple[str, float, Request]]]] = []
