@@ -108,6 +108,7 @@ def served(llm: LLM, service: Service, max_waiting: int = 128, name: str | None 
         vocabulary=llm.tokenizer,
         encode=llm.encode,
         worker=worker,
-        drafters=worker.engine.drafting.names,
+        drafters=llm.drafters,
+        reload=llm.reload,
         close=llm.close,
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from slipstream.core.errors import InputError
 from slipstream.server.app import make_app
@@ -33,15 +34,19 @@ def serve(load: Callable[[Service], Served], settings: Settings, host: str, port
     event("listening", host=address[0], port=address[1])
     if host not in LOOPBACK and settings.api_key is None:
         event("warning", logging.WARNING, message=f"{host} can be reached by others and there is no --api-key")
-    config = uvicorn.Config(
-        make_app(service),
+    return Server(configure(make_app(service)), service, load).run_until_told(listener)
+
+
+def configure(app: ASGIApp) -> uvicorn.Config:
+    """How uvicorn is run: it logs and announces nothing itself."""
+    return uvicorn.Config(
+        app,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_S,
     )
-    return _Server(config, service, load).run_until_told(listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -56,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Uvicorn, with our own way to begin and to end."""
 
     def __init__(self, config: uvicorn.Config, service: Service, load: Callable[[Service], Served]) -> None:
