@@ -41,7 +41,7 @@ class StructuredOutputs:
             raise InputError(f"structured_outputs has {named}; give exactly one of {', '.join(KINDS)}")
         if self.json is not None:
             self._set("json", _schema(self.json))
-        if self.json_object not in (None, True):
+        if self.json_object is not None and self.json_object is not True:
             raise InputError(f"structured_outputs json_object is {self.json_object!r}; it must be true or left out")
         if self.choice is not None:
             self._set("choice", _choices(self.choice))

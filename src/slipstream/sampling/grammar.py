@@ -26,8 +26,8 @@ BLANKS = r"[ \t\n\r]{1,32}"
 """White space between the parts of a JSON text unless the request says otherwise: any, but not for ever."""
 KEPT = 64
 """Compiled grammars that stay for the next request that asks for the same."""
-LEXER_FUEL = 200_000
-"""Size of patterns, in steps of the library: a quarter of a second, where its own limit allows several."""
+LEXER_FUEL = 100_000
+"""Size of patterns, in steps of the library: a fraction of a second, where its own limit allows many."""
 
 
 class Tokens(Protocol):
@@ -112,16 +112,16 @@ class Grammars:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refused(wanted, str(error)) from None
-        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, library)
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, library, limits=limits)
         if wrong:
             raise _refused(wanted, messages[0])
-        limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
         matcher = llguidance.LLMatcher(library, grammar, limits=limits, log_level=0)
-        # The first mask builds most of the automaton: what is too large shows here, before any work.
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise _refused(wanted, matcher.get_error())
+        # The first token builds most of the automaton: what is too large shows here, before any work.
+        probe = TokenGrammar(matcher.deep_copy(), self._vocab_size, self._tokenizer.end_ids)
+        probe.append(np.flatnonzero(probe.allowed(()))[:1].tolist())
+        if probe.error or not probe.allowed(()).any():
+            raise _refused(wanted, probe.error or "no token of this model fits it")
         return matcher
 
     def _open(self) -> Any:
@@ -241,7 +241,7 @@ def _grammar(wanted: StructuredOutputs) -> str:
 
 def _first_line(message: str) -> str:
     """One line of what the library says, which may be a page."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines() if line.strip()]
     return " ".join(lines)[:300]
 
 
