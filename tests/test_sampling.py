@@ -275,6 +275,8 @@ def test_near_ties():
 class OnlyEven:
     """A grammar: even ids, and nothing twice."""
 
+    error = ""
+
     def __init__(self, vocab):
         self.vocab, self.done = vocab, []
 
