@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 
 import beds
-from slipstream import LLM, SamplingParams
-from slipstream import build
+from slipstream import LLM, SamplingParams, build
 from slipstream.cli.serve import served
 from slipstream.server.app import make_app
 from slipstream.server.run import Server, bind, configure

@@ -55,9 +55,14 @@ def describe(served: Served) -> dict[str, Any]:
 
 def apply(served: Served, body: AdminChange) -> dict[str, Any]:
     """Do what the body says, between two steps; returns the new state. In any thread. Raises InputError, ApiError."""
+    for field, names in (("drafters", body.drafters or []), ("reload", [body.reload] if body.reload else [])):
+        unknown = next((name for name in names if name not in served.drafters), None)
+        if unknown is not None:
+            loaded = ", ".join(served.drafters) or "none"
+            raise ApiError(400, f"{field} names drafter {unknown!r}; loaded: {loaded}", param=field)
     given = body.model_dump(exclude_unset=True)
-    names = {"enabled": "speculation", "drafters": "drafters", "max_nodes": "max_nodes"}
-    changes = {names[name]: value for name, value in given.items() if name in names}
+    words = {"enabled": "speculation", "drafters": "drafters", "max_nodes": "max_nodes"}
+    changes = {words[name]: value for name, value in given.items() if name in words}
     if changes.get("speculation", True) is None:
         del changes["speculation"]
     if body.rollback and (changes or body.reload):
@@ -65,8 +70,6 @@ def apply(served: Served, body: AdminChange) -> dict[str, Any]:
     if body.rollback:
         served.worker.previous()
     if body.reload is not None:
-        if served.reload is None:
-            raise ApiError(400, f"{body.reload!r} cannot be loaded again; only heads can", param="reload")
         served.reload(body.reload)
     if changes:
         served.worker.change(**changes)

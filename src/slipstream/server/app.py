@@ -31,7 +31,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application of a service."""
-    app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(_api(service))
     app.include_router(_watching(service))
     if service.settings.admin_key:

@@ -28,6 +28,7 @@ _CODES = {
     500: "internal_error",
     504: "deadline_exceeded",
 }
+_ABOUT_PROMPTS = ("the prompt", "a prompt", "prompt token", "the text", "the chat template")
 
 
 class ApiError(Exception):
@@ -55,18 +56,20 @@ def dumps(value: Any) -> bytes:
 
 
 def from_ours(error: SlipstreamError, fields: Sequence[str] = ()) -> ApiError:
-    """What went wrong below, as a status. fields: names that the message may begin with, which is then the param."""
+    """What went wrong below, as a status.
+
+    fields: of the request, the one with the prompt first; the one that the message begins with is the param.
+    """
     message = str(error)
+    first = message.partition(" ")[0].partition("[")[0]
+    param = first if first in fields else fields[0] if fields and message.startswith(_ABOUT_PROMPTS) else None
     if isinstance(error, ContextLengthError):
-        return ApiError(400, message, code="context_length_exceeded", param=fields[0] if fields else None)
+        return ApiError(400, message, code="context_length_exceeded", param=param)
     if isinstance(error, QueueFullError):
         return ApiError(429, message)
     if isinstance(error, StoppedError):
         return ApiError(503, message, code="stopped")
-    if isinstance(error, (InputError, ModelError)):
-        first = message.partition(" ")[0].partition("[")[0]
-        return ApiError(400, message, param=first if first in fields else None)
-    return ApiError(500, message)
+    return ApiError(400 if isinstance(error, (InputError, ModelError)) else 500, message, param=param)
 
 
 def from_http(error: HTTPException) -> ApiError:

@@ -35,11 +35,15 @@ def sampling_params(request: Sampling, limits: Limits) -> SamplingParams:
     values["logprobs"] = _logprobs(request)
     if grammar := _grammar(request):
         values["structured_outputs"] = grammar
-    fields = ("prompt", *type(request).model_fields)
     try:
         return SamplingParams(**values)
     except SlipstreamError as error:
-        raise from_ours(error, fields) from None
+        raise from_ours(error, fields_of(request)) from None
+
+
+def fields_of(request: Sampling) -> tuple[str, ...]:
+    """Names of the request's fields, the one with the prompt first."""
+    return ("messages" if isinstance(request, ChatRequest) else "prompt", *type(request).model_fields)
 
 
 def _max_tokens(request: Sampling, limits: Limits) -> int:

@@ -48,7 +48,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded model. encode: raw text, token ids or messages (with template variables) to text and token ids."""
+    """A loaded model.
+
+    encode: raw text, token ids or messages (with template variables) to text and token ids. drafters: names of those
+    that are loaded. reload: reads one of them anew. close: lets go of the model once its worker has stopped.
+    """
 
     name: str
     fingerprint: str
@@ -57,7 +61,7 @@ class Served:
     encode: Callable[..., tuple[str | None, list[int]]]
     worker: Worker
     drafters: tuple[str, ...] = ()
-    reload: Callable[[str], None] | None = None
+    reload: Callable[[str], None] = lambda name: None
     close: Callable[[], None] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
 
