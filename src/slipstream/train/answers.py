@@ -1,7 +1,7 @@
 """The target writes the answers a head is trained on: batched through the engine, one line each, resumable.
 
 A file of answers begins with a line that says which model wrote it; each further line is one answer in token ids. Rows
-are appended and synced to disk in groups, so that a run that is killed loses at most one group and goes on where it was.
+are appended and synced to disk in groups: a run that is killed loses at most one group and goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
+from slipstream.models.chat import chat_prompt
 
 if TYPE_CHECKING:
     from slipstream.core.types import RequestOutput
     from slipstream.engine.request import Request
+    from slipstream.models.files import ModelFile
+    from slipstream.targets.base import Target
+    from slipstream.train.features import FeatureStore
 
 FORMAT = 1
 """Version of the file format, in its first line."""
@@ -28,28 +32,46 @@ FORMAT = 1
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Writer(Protocol):
-    """What is needed of an LLM; several requests submitted together run side by side."""
+class Author:
+    """A target that answers conversations in batches; plain decoding, as in large batches drafts do not pay.
 
-    def submit(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Request:
-        """Queue one prompt."""
+    store: where the hidden states that come by are kept, None for nowhere.
+    """
+
+    def __init__(self, target: Target, file: ModelFile, max_batch: int, store: FeatureStore | None = None) -> None:
+        from slipstream.control.fixed import Fixed
+        from slipstream.engine.engine import Engine
+        from slipstream.train.features import Recorder
+        from slipstream.verify import make_verifier
+
+        self._file = file
+        drafters = [] if store is None else [Recorder(store)]
+        self._engine = Engine(
+            target, file.tokenizer(), make_verifier("coupled"), Fixed(0), drafters, max_batch=max_batch
+        )
+
+    def submit(self, messages: Messages, params: SamplingParams) -> Request:
+        """Queue a conversation, through the chat template where there is one. Raises InputError."""
+        if self._file.chat_template is None:
+            return self._engine.add("\n".join(str(message["content"]) for message in messages), params)
+        return self._engine.add(chat_prompt(self._file, messages).token_ids, params)
 
     def finish(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Run these requests to their ends, others going along."""
+        return self._engine.run(requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How answers are written: at most max_tokens each; a share of them sampled at `temperature`, the others greedy.
 
-    max_batch: answers written side by side. chat: through the chat template, else as raw text.
+    max_batch: answers written side by side.
     """
 
     max_tokens: int = 200
     temperature: float = 0.8
     sampled: float = 0.25
     max_batch: int = 32
-    chat: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.sampled <= 1:
@@ -124,7 +146,7 @@ def prompt_key(messages: Messages) -> str:
 
 
 def write_answers(
-    writer: Writer,
+    author: Author,
     prompts: Sequence[Messages],
     out: Path,
     model: Mapping[str, Any],
@@ -145,7 +167,7 @@ def write_answers(
     with out.open("a", encoding="utf-8") as file:
         if not known and file.tell() == 0:
             _append(file, [header])
-        for rows, count in _groups(writer, todo, settings):
+        for rows, count in _groups(author, todo, settings):
             _append(file, rows)
             progress.done += count
             progress.tokens += sum(len(row["token_ids"]) for row in rows)
@@ -154,28 +176,27 @@ def write_answers(
     return progress
 
 
-def _groups(writer: Writer, todo: Sequence[Messages], settings: Settings) -> Iterator[tuple[list[dict[str, Any]], int]]:
+def _groups(author: Author, todo: Sequence[Messages], settings: Settings) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of one group of prompts after the other; the next group runs already while one is waited for."""
     size = settings.max_batch
     ahead: list[tuple[int, list[tuple[str, float, Request]]]] = []
     for start in range(0, len(todo) + 2 * size, size):
         part = todo[start : start + size]
         if part:
-            ahead.append((len(part), _submit(writer, part, settings)))
+            ahead.append((len(part), _submit(author, part, settings)))
         if ahead and (len(ahead) > 2 or not part):
             count, group = ahead.pop(0)
-            results = writer.finish([request for _, _, request in group])
+            results = author.finish([request for _, _, request in group])
             yield [_row(*each[:2], result) for each, result in zip(group, results, strict=True) if _good(result)], count
 
 
-def _submit(writer: Writer, part: Sequence[Messages], settings: Settings) -> list[tuple[str, float, Request]]:
+def _submit(author: Author, part: Sequence[Messages], settings: Settings) -> list[tuple[str, float, Request]]:
     group = []
     for messages in part:
         key = prompt_key(messages)
         params = settings.params(key)
-        prompt = messages if settings.chat else "".join(str(message["content"]) for message in messages)
         try:
-            group.append((key, params.temperature, writer.submit(prompt, params)))
+            group.append((key, params.temperature, author.submit(messages, params)))
         except InputError:  # longer than the context, or refused by the template: this prompt has no answer
             continue
     return group

@@ -18,7 +18,7 @@ Grammar = dict[str, list[str]]
 
 @cache
 def grammar() -> tuple[Grammar, dict[str, float]]:
-    """The lists by name, and the weights of those that whole prompts begin from. Raises InputError where it is wrong."""
+    """The lists by name, and the weights of those that prompts begin from. Raises InputError where it is wrong."""
     lists: Grammar = {}
     weights: dict[str, float] = {}
     current: list[str] = []
@@ -52,7 +52,7 @@ def make_prompts(count: int, seed: int = 0) -> list[str]:
 
 
 def _expand(lists: Grammar, name: str, chance: random.Random, bound: dict[str, str], used: set[str]) -> str:
-    """One alternative of a list with its slots filled; within a prompt no alternative is used twice where others are."""
+    """One alternative of a list, its slots filled; within a prompt none is used twice while there are others."""
     fresh = [text for text in lists[name] if text not in used] or lists[name]
     text = chance.choice(fresh)
     used.add(text)
