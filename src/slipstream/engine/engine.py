@@ -22,7 +22,7 @@ from slipstream.engine.drafting import Drafting
 from slipstream.engine.interrupt import Interrupts
 from slipstream.engine.ledger import Ledger, Snapshot
 from slipstream.engine.prompt import prompt_tokens
-from slipstream.engine.reading import ALONE_S, CHUNK_S, Pace
+from slipstream.engine.reading import ALONE_S, CHUNK_S, FEWEST_TOKENS, Pace
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.slots import SlotPool, common_prefix
@@ -187,10 +187,18 @@ class Engine:
         if not scheduler.reading:
             return
         alone = not scheduler.running and not scheduler.waiting and len(scheduler.reading) == 1
-        patience, began = ALONE_S if alone else CHUNK_S, time.perf_counter()
-        while (left := patience - (time.perf_counter() - began)) > 0 and (answer := scheduler.turn()) is not None:
+        end = time.perf_counter() + (ALONE_S if alone else CHUNK_S)
+        first = True
+        while (answer := scheduler.next()) is not None:
+            done = self._done(answer)
+            most = self._pace.tokens(done, end - time.perf_counter())
+            # What is left of the time after the first chunk is used if it is enough for a chunk worth its pass.
+            if not first and most < min(FEWEST_TOKENS, len(answer.row.tokens) - 1 - done):
+                break
             self._interrupts.release()
-            self._read_chunk(answer, self._pace.tokens(left))
+            scheduler.turn(answer)
+            self._read_chunk(answer, max(most, FEWEST_TOKENS))
+            first = False
 
     def _read_chunk(self, answer: Answer, most: int) -> None:
         """Read at most so many tokens of a prompt; a refusal ends this request, want of memory makes it wait."""
@@ -207,7 +215,7 @@ class Engine:
             if part:
                 began = time.perf_counter()
                 self.drafting.prefilled(row, done, self.target.prefill(row.slot, part))
-                self._pace.took(len(part), time.perf_counter() - began)
+                self._pace.took(done, len(part), time.perf_counter() - began)
             if done + len(part) == len(tokens):
                 if request.progress is not None:
                     request.progress(len(tokens), len(tokens))
@@ -267,7 +275,8 @@ class Engine:
 
     def _finish(self, answer: Answer) -> None:
         """An answer has ended: its cache rows stay for a while, unless they are not to be trusted."""
-        if self.ledger.plain_step_s is None and answer.count and answer.finish_reason not in (ERROR, CANCELLED):
+        cold = self.ledger.plain_step_s is None and answer.count > 0 and answer.row.slot >= 0
+        if cold and answer.finish_reason not in (ERROR, CANCELLED):
             self._calibrate(answer.row)
         self._leave(answer)
         self.ledger.ended(answer)

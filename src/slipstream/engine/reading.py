@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-CHUNK_S = 0.08
+CHUNK_S = 0.06
 """Seconds aimed at for what one step reads while other requests run or wait; with noise it stays below 0.1."""
-ALONE_S = 0.2
+ALONE_S = 0.15
 """The same while nobody else is there: a newcomer waits no longer than this."""
+FEWEST_TOKENS, MOST_TOKENS = 16, 512
+"""Bounds of a chunk. Fewer tokens cost nearly as much, because all weights are read for any number."""
 FIRST_TOKENS = 32
 """Tokens of a chunk while nothing is known."""
-FEWEST_TOKENS, MOST_TOKENS = 8, 512
-"""Bounds of a chunk. Chunks shorter than the first teach nothing: they cost what the reading of all weights costs."""
 SMOOTHING = 0.5
 
 
 class Pace:
-    """Seconds per prompt token, as measured lately. Any chunks fill the cache alike; only the timing differs."""
+    """Seconds per prompt token, as measured lately, by the position they stand at: each attends to all before it.
+
+    Any chunks fill the cache alike; only the timing differs.
+    """
 
     def __init__(self) -> None:
-        self._per_token = 0.0
+        self._per_token: dict[int, float] = {}
+        """By `_zone`."""
 
-    def tokens(self, seconds: float) -> int:
-        """Tokens that can be read in this time."""
+    def tokens(self, position: int, seconds: float) -> int:
+        """Tokens that can be read in this time from a position on."""
         if not self._per_token:
             return FIRST_TOKENS
-        return max(FEWEST_TOKENS, min(MOST_TOKENS, int(seconds / self._per_token)))
+        zone = _zone(position)
+        nearest = min(self._per_token, key=lambda known: (known > zone, abs(known - zone)))
+        return min(MOST_TOKENS, int(seconds / self._per_token[nearest]))
 
-    def took(self, tokens: int, seconds: float) -> None:
+    def took(self, position: int, tokens: int, seconds: float) -> None:
         """A chunk was read. A slower pace than before counts at once, a faster one by and by."""
         if tokens < FEWEST_TOKENS:
             return
-        found = seconds / tokens
-        keep = SMOOTHING if self._per_token > found else 0.0
-        self._per_token = keep * self._per_token + (1.0 - keep) * found
+        zone, found = _zone(position), seconds / tokens
+        before = self._per_token.get(zone, found)
+        keep = SMOOTHING if before > found else 0.0
+        self._per_token[zone] = keep * before + (1.0 - keep) * found
+
+
+def _zone(position: int) -> int:
+    """Positions of about equal cost: up to 255, 511, 1023, ..."""
+    return (position >> 8).bit_length()

@@ -55,7 +55,7 @@ class Scheduler:
         if leader is not None:
             self._leaders[answer] = leader
 
-    def turn(self) -> Answer | None:
+    def next(self) -> Answer | None:
         """Whose prompt is read next. Prompts take turns; every other turn goes to one that had none, if there is any.
 
         So a short prompt waits for one chunk of a long one, and no stream of short ones keeps a long one from going on.
@@ -63,15 +63,15 @@ class Scheduler:
         ready = [answer for answer in self.reading if self._leaders.get(answer) not in self.reading]
         fresh = next((answer for answer in ready if answer in self._fresh), None)
         begun = next((answer for answer in ready if answer not in self._fresh), None)
-        chosen = fresh if fresh is not None and (self._fresh_next or begun is None) else begun
-        if chosen is None:
-            return None
-        self._fresh_next = chosen is begun
-        self._fresh.discard(chosen)
-        self._leaders.pop(chosen, None)
-        self.reading.remove(chosen)
-        self.reading.append(chosen)
-        return chosen
+        return fresh if fresh is not None and (self._fresh_next or begun is None) else begun
+
+    def turn(self, answer: Answer) -> None:
+        """It is this one's turn."""
+        self._fresh_next = answer not in self._fresh
+        self._fresh.discard(answer)
+        self._leaders.pop(answer, None)
+        self.reading.remove(answer)
+        self.reading.append(answer)
 
     def run(self, answer: Answer) -> None:
         """Its prompt is read; from here on it is in every pass."""
