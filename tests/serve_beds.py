@@ -13,12 +13,13 @@ from typing import Any
 import httpx
 
 import beds
-from slipstream import LLM, SamplingParams, build
+from slipstream import LLM, ModelError, SamplingParams, build
 from slipstream.cli.serve import served
 from slipstream.server.app import make_app
 from slipstream.server.run import Server, bind, configure
 from slipstream.server.service import Served, Service, Settings
 
+__all__ = ["ModelError", "Settings"]
 CONTEXT = 400
 
 

@@ -75,10 +75,10 @@ class Answer(Response):
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def write(chunks: Iterable[Json]) -> None:
+        async def write(chunks: Iterable[Json], last: bool = False) -> None:
             nonlocal begun
             data = b"".join(_event(chunk) for chunk in chunks)
-            if not begun:
+            if not begun and (data or last):
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
                 data = b"".join(map(_event, self._writer.opening())) + data
@@ -88,7 +88,7 @@ class Answer(Response):
         try:
             async for parts in self._job.parts():
                 await write(chunk for part in parts for chunk in self._writer.chunks(part))
-            await write(self._writer.closing(self._job.results()))
+            await write(self._writer.closing(self._job.results()), last=True)
         except ApiError as error:
             if not begun:
                 await error_reply(error)(scope, receive, send)
