@@ -33,7 +33,7 @@ class Pace:
 
     def took(self, position: int, tokens: int, seconds: float) -> None:
         """A chunk was read. A slower pace than before counts at once, a faster one by and by."""
-        if tokens < FEWEST_TOKENS:
+        if tokens < FEWEST_TOKENS or seconds <= 0:
             return
         zone, found = _zone(position), seconds / tokens
         before = self._per_token.get(zone, found)
