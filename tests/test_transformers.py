@@ -13,7 +13,7 @@ from slipstream.targets.base import RowInput
 torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
 torch, transformers, VOCAB = torch_beds.torch, torch_beds.transformers, torch_beds.VOCAB
 
-from slipstream.targets.transformers import check, passes  # noqa: E402
+from slipstream.targets.transformers import passes  # noqa: E402
 from slipstream.targets.transformers.model import TransformersTarget  # noqa: E402
 from torch_beds import answers, engine_of, prompt  # noqa: E402
 
@@ -273,15 +273,6 @@ def test_fault_14_padding_has_probability_zero():
     logits = target.forward([RowInput(slot, 5)]).logits[0]
     assert np.isneginf(logits[:, 117:]).all()
     assert np.isfinite(logits[:, :117]).all()
-
-
-def test_the_check_runs_on_the_packed_model():
-    """What is proved at load is what runs: packed linears, our attention."""
-    target = TransformersTarget(torch_beds.tiny("llama"))
-    kinds = {type(module).__name__ for module in target.model.modules()}
-    assert ("PackedLinear" in kinds) == check.available(torch.float32)
-    assert "Linear" not in kinds or not check.available(torch.float32)
-    assert target.weights_bytes == TransformersTarget(torch_beds.tiny("llama"), pack=False).weights_bytes
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3-window", "gpt2"])

@@ -190,7 +190,7 @@ def test_a_step_brings_over_one_small_tensor(settings, max_batch, monkeypatch):
     expected = [
         output.token_ids for output in answers(engine_of(host, "suffix tree", None, max_batch), prompts, params)
     ]
-    target = TransformersTarget(torch_beds.tiny("llama"), slots=6, on_device=True)
+    target = TransformersTarget(torch_beds.tiny("llama"), slots=6, on_device=True, pack=False)
     for draft in ("", "suffix tree"):
         engine = engine_of(target, draft, None, max_batch)
         requests = start(engine, prompts, params)
@@ -204,7 +204,7 @@ def test_a_step_brings_over_one_small_tensor(settings, max_batch, monkeypatch):
 
 def test_planted_reading_of_logits_is_seen(monkeypatch):
     monkeypatch.setattr(Drawer, "__call__", lambda self, rows, drafts: None)
-    target = TransformersTarget(torch_beds.tiny("llama"), on_device=True)
+    target = TransformersTarget(torch_beds.tiny("llama"), on_device=True, pack=False)
     engine = engine_of(target, "suffix")
     counts = transfers_by_step(engine, start(engine, [prompt(9)], SamplingParams(max_tokens=8)), monkeypatch)
     assert all(used > 1 and whole for used, whole in counts)
@@ -213,7 +213,7 @@ def test_planted_reading_of_logits_is_seen(monkeypatch):
 def test_logprobs_bring_the_logits_over_once_a_step(monkeypatch):
     params = SamplingParams(max_tokens=8, logprobs=2)
     host = answers(engine_of(TransformersTarget(torch_beds.tiny("llama"))), [prompt(9)], params)[0]
-    target = TransformersTarget(torch_beds.tiny("llama"), on_device=True)
+    target = TransformersTarget(torch_beds.tiny("llama"), on_device=True, pack=False)
     found = answers(engine_of(target, "suffix"), [prompt(9)], params)[0]
     assert found.token_ids == host.token_ids
     assert np.allclose([one.logprob for one in found.logprobs], [one.logprob for one in host.logprobs], atol=1e-4)

@@ -56,19 +56,21 @@ def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, t
 
     Raises ModelError when the runtime is not installed.
     """
+    from slipstream.kernels import measure, native
+
+    if choice.name == "transformers":
+        from slipstream.targets.transformers.require import require_torch
+
+        require_torch()
+    if threads is not None:
+        native.set_threads(threads)
+    elif choice.device in (None, "cpu"):
+        measure.settle_threads()
     if choice.name == "native":
-        from slipstream.kernels import measure, native
         from slipstream.targets.native.model import NativeTarget
 
-        if threads is None:
-            measure.settle_threads()
-        else:
-            native.set_threads(threads)
         native.warn_if_slow()
         return NativeTarget.load(file, max_context=max_context, slots=slots)
-    from slipstream.targets.transformers.require import require_torch
-
-    require_torch()
     import torch
 
     from slipstream.targets.transformers.loading import Placement

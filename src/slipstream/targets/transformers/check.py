@@ -11,7 +11,7 @@ from slipstream.core.errors import UnsupportedError
 from slipstream.core.tree import Draft
 from slipstream.targets.base import RowInput
 from slipstream.targets.transformers import passes
-from slipstream.targets.transformers.onednn import available, pack_linears
+from slipstream.targets.transformers.linears import on_core, pack_linears
 from slipstream.targets.transformers.require import has_windows
 
 log = logging.getLogger("slipstream")
@@ -35,8 +35,8 @@ def adopt(target: Any, pack: bool = True) -> None:
     if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # releases of transformers differ in whether sdpa caps scores
     expected = _reference(target, prompt)
-    if pack and target.device.type == "cpu" and available(target.dtype) and not hasattr(model, "hf_device_map"):
-        target.packed = pack_linears(model)
+    if pack and target.device.type == "cpu" and not hasattr(model, "hf_device_map"):
+        target.packed, target.on_core = pack_linears(model), on_core(model)
     problem = "it does not take its attention from transformers' interface"
     if model._can_set_attn_implementation():
         passes.register()

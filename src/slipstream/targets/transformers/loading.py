@@ -27,7 +27,7 @@ class Placement:
 
     device: cpu, cuda, cuda:1, mps, or auto (and the other maps of accelerate) to spread it; None is the CPU. dtype:
     float32, bfloat16, float16 or their short names; None keeps that of the weights, but float16 becomes float32 on
-    the CPU. pack: on the CPU, use oneDNN's packed linears where they work. graphs: cuda to replay passes over one
+    the CPU. pack: on the CPU, pack linear layers where that agrees. graphs: cuda to replay passes over one
     answer as CUDA graphs.
     """
 

@@ -14,12 +14,14 @@ import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.tree import ANCHOR
+from slipstream.kernels import native
 from slipstream.targets.base import PassOutput, RowInput
 from slipstream.targets.transformers import passes
 from slipstream.targets.transformers.cache import LayerShape, SlotCache
 from slipstream.targets.transformers.check import adopt
 from slipstream.targets.transformers.features import FeatureTap
 from slipstream.targets.transformers.fixed import FixedPass, FixedRunner, width_of
+from slipstream.targets.transformers.linears import PACKED, SMALL_WORK, one_thread
 from slipstream.targets.transformers.loading import Placement, load_model
 from slipstream.targets.transformers.logits import Drawer, OnDevice, Rows
 from slipstream.targets.transformers.passes import Pass, PassRow
@@ -67,7 +69,9 @@ class TransformersTarget:
         self.dtype = model.get_input_embeddings().weight.dtype
         self.by_interface = False
         self.packed = 0
-        """Linear layers packed for oneDNN."""
+        """Linear layers packed at load."""
+        self.on_core = False
+        """Whether packed ones run on the compiled core."""
         self._names = _argument_names(model)
         self._cache = SlotCache(slots, self.max_context)
         self._layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -105,13 +109,11 @@ class TransformersTarget:
     @property
     def weights_bytes(self) -> int:
         """Memory of the parameters, packed ones included."""
-        from slipstream.targets.transformers.onednn import PackedLinear
-
         own = {id(weight): weight.numel() * weight.element_size() for weight in self.model.parameters()}
         packed = sum(
             module.in_features * module.out_features * module.dtype.itemsize
             for module in self.model.modules()
-            if isinstance(module, PackedLinear)
+            if isinstance(module, PACKED)
         )
         return sum(own.values()) + packed
 
@@ -138,7 +140,7 @@ class TransformersTarget:
     def kernels(self) -> str:
         """What runs the passes, for people."""
         attention = "own attention" if self.by_interface else "4-D masks"
-        packed = ", packed linears" if self.packed else ""
+        packed = f", linears on {native.active() if self.on_core else 'oneDNN'}" if self.packed else ""
         return (
             f"torch {torch.__version__} on {self.device}, {str(self.dtype).removeprefix('torch.')}, {attention}{packed}"
         )
@@ -266,7 +268,8 @@ class TransformersTarget:
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": True, "return_dict": True}
         if "position_ids" in self._names:
             given["position_ids"] = plan.positions
-        with passes.running(plan, self._layers) as cache:
+        work = sum(row.count * (row.length + row.count) for row in plan.rows)
+        with one_thread(self.on_core and work <= SMALL_WORK), passes.running(plan, self._layers) as cache:
             given["cache" if "cache" in self._names else "past_key_values"] = cache
             return model(**given)
 
