@@ -1,4 +1,4 @@
-"""Long lives of one engine over the native runtime: shared prefixes, cancelled rows, trees, mixed batches."""
+"""Long lives of one engine over the native runtime: chunks, shared prefixes, cancelled rows, settings, batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import beds
 import native_beds
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.fixed import Fixed
-from slipstream.core.params import SamplingParams
+from slipstream.core.params import SamplingParams, SpeculationSetting
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
+from slipstream.engine import engine as engine_module
+from slipstream.engine.reading import Pace
 from slipstream.targets.native import model
 from slipstream.targets.native.kv import BlockPool
 
@@ -31,16 +33,25 @@ params = st.fixed_dictionaries(
         "n": st.integers(1, 3),
     },
 )
+NAMES = ["lookup", "suffix", "model", "random"]
+some_names = st.none() | st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
+nodes = st.none() | st.integers(0, 6)
+speculations = st.one_of(st.just(True), st.just(False), st.tuples(some_names, nodes))
+settings_at_run_time = st.fixed_dictionaries(
+    {}, optional={"speculation": st.booleans(), "drafters": some_names, "max_nodes": nodes}
+)
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("new"), st.lists(tokens, min_size=1, max_size=60), params),
+        st.tuples(st.just("new"), st.lists(tokens, min_size=1, max_size=60), params, speculations),
         st.tuples(st.just("again"), st.integers(0, 9), st.integers(0, 120), st.lists(tokens, max_size=8), params),
         st.tuples(st.just("steps"), st.integers(1, 12)),
         st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("set"), settings_at_run_time),
+        st.tuples(st.just("previous")),
         st.tuples(st.just("forget")),
     ),
     min_size=2,
-    max_size=12,
+    max_size=14,
 )
 cases = st.fixed_dictionaries(
     {
@@ -50,6 +61,7 @@ cases = st.fixed_dictionaries(
         "nodes": st.integers(1, 9),
         "adaptive": st.booleans(),
         "max_batch": st.integers(1, 4),
+        "chunk": st.sampled_from([1, 3, 16, 31, 200]),
         "blocks": st.sampled_from([5, 7, 11, 40]),
     }
 )
@@ -65,18 +77,35 @@ def make_drafter(name: str):
     }[name]()
 
 
+def said(speculation, names: list[str]):
+    """What a call says about speculation, in terms of the drafters there are."""
+    if isinstance(speculation, bool):
+        return speculation
+    wanted, most = speculation
+    kept = None if wanted is None else [name for name in wanted if name in names]
+    return SpeculationSetting(drafters=kept, max_nodes=most)
+
+
 def live(case: dict) -> list:
     """Carry out the actions; returns the requests that ran to their end. Memory is for one full row, or more."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "_pool_blocks", lambda *_: case["blocks"])
         target = native_beds.target(max_context=CONTEXT)
+        # One chunk of a prompt in every step, so that they lie between passes and everything else that happens.
+        patch.setattr(Pace, "tokens", lambda self, position, seconds: case["chunk"] if seconds > 0 else 0)
+        patch.setattr(engine_module, "CHUNK_S", 1e-9)
+        patch.setattr(engine_module, "FEWEST_TOKENS", 1)
+        return act(case, target)
+
+
+def act(case: dict, target) -> list:
     controller = (Adaptive if case["adaptive"] else Fixed)(case["nodes"], case["shape"])
     used = [make_drafter(name) for name in case["drafters"]]
     made = beds.engine(target, used, controller=controller, max_batch=case["max_batch"], keep_prefixes=2)
-    requests = []
+    requests, names, changes = [], made.drafting.names, 0
     for index, (kind, *rest) in enumerate(case["actions"]):
         if kind == "new":
-            requests.append(made.add(rest[0], SamplingParams(seed=index, **rest[1])))
+            requests.append(made.add(rest[0], SamplingParams(seed=index, **rest[1]), speculation=said(rest[2], names)))
         elif kind == "again" and requests:
             row = requests[rest[0] % len(requests)].answers[0].row
             prompt = ([*row.tokens[: 1 + rest[1]], *rest[2]])[: CONTEXT - 1]
@@ -86,6 +115,15 @@ def live(case: dict) -> list:
                 made.step()
         elif kind == "cancel" and requests:
             made.cancel(requests[rest[0] % len(requests)])
+        elif kind == "set":
+            wanted = dict(rest[0])
+            if wanted.get("drafters") is not None:
+                wanted["drafters"] = [name for name in wanted["drafters"] if name in names]
+            made.configure(**wanted)
+            changes += 1
+        elif kind == "previous" and changes:
+            made.previous()
+            changes -= 1
         elif kind == "forget":
             made.forget()
     made.run(requests)
