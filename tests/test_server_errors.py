@@ -105,6 +105,9 @@ BAD = [
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
     ({"response_format": "json"}, "response_format"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"json": True}, "response_format": {"type": "json_object"}}, "structured_outputs"),
 ]
 BAD_CHATS = [
     ({"messages": None}, "messages"),

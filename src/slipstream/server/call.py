@@ -10,10 +10,9 @@ from starlette.responses import Response
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.stats import total
-from slipstream.server.errors import from_ours
 from slipstream.server.gate import log_fields
 from slipstream.server.job import Job, Task
-from slipstream.server.params import fields_of, sampling_params, speculation
+from slipstream.server.params import refusal, sampling_params, speculation
 from slipstream.server.reply import Answer
 from slipstream.server.schemas import CompletionRequest, Sampling
 from slipstream.server.service import Served, Service
@@ -42,7 +41,7 @@ class Call:
         try:
             job = await self._service.start(task, asked, variables)
         except SlipstreamError as error:
-            raise from_ours(error, fields_of(self._body)) from None
+            raise refusal(error, self._body) from None
         if self._service.settings.log_prompts:
             self._log["prompts"] = [request.prompt for request in job.requests]
         return job

@@ -33,17 +33,20 @@ def sampling_params(request: Sampling, limits: Limits) -> SamplingParams:
         values["seed"] = request.seed % 2**64
     values["max_tokens"] = _max_tokens(request, limits)
     values["logprobs"] = _logprobs(request)
-    if grammar := _grammar(request):
-        values["structured_outputs"] = grammar
+    values["structured_outputs"] = _grammar(request)
     try:
         return SamplingParams(**values)
     except SlipstreamError as error:
-        raise from_ours(error, fields_of(request)) from None
+        raise refusal(error, request) from None
 
 
-def fields_of(request: Sampling) -> tuple[str, ...]:
-    """Names of the request's fields, the one with the prompt first."""
-    return ("messages" if isinstance(request, ChatRequest) else "prompt", *type(request).model_fields)
+def refusal(error: SlipstreamError, request: Sampling) -> ApiError:
+    """What is wrong with a request, as an answer that names its field."""
+    main = "messages" if isinstance(request, ChatRequest) else "prompt"
+    made = from_ours(error, (main, *type(request).model_fields))
+    if made.param == "structured_outputs" and request.structured_outputs is None:
+        made.param = "response_format"
+    return made
 
 
 def _max_tokens(request: Sampling, limits: Limits) -> int:
@@ -71,7 +74,9 @@ def _grammar(request: Sampling) -> Any:
     """What the answer must look like, in the engine's words; None for any text."""
     wanted = request.response_format
     if wanted is None or wanted.type == "text":
-        return None
+        return request.structured_outputs
+    if request.structured_outputs is not None:
+        raise ApiError(400, "structured_outputs and response_format were given; send one", param="structured_outputs")
     if wanted.type == "json_object":
         return {"json_object": True}
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:

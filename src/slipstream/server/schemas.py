@@ -75,6 +75,7 @@ class Sampling(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
     speculation: bool | SpeculationOption | None = None
     include_sources: bool | None = None
     return_token_ids: bool | None = None
