@@ -96,18 +96,21 @@ class Grammars:
         llguidance or for a model that has no end token.
         """
         with self._lock:
+            self._library = self._library or self._open()
             matcher = self._matchers.get(wanted)
-            if matcher is None:
-                matcher = self._matchers[wanted] = self._compile(wanted)
-                if len(self._matchers) > KEPT:
-                    self._matchers.popitem(last=False)
+        # A form that is slow to compile holds up nobody else.
+        matcher = matcher or self._compile(wanted)
+        with self._lock:
+            self._matchers[wanted] = matcher
             self._matchers.move_to_end(wanted)
-            return TokenGrammar(matcher.deep_copy(), self._vocab_size, self._tokenizer.end_ids)
+            if len(self._matchers) > KEPT:
+                self._matchers.popitem(last=False)
+        return TokenGrammar(matcher.deep_copy(), self._vocab_size, self._tokenizer.end_ids)
 
     def _compile(self, wanted: StructuredOutputs) -> Any:
-        library = self._library = self._library or self._open()
         import llguidance
 
+        library = self._library
         try:
             grammar = _grammar(wanted)
         except ValueError as error:
