@@ -67,7 +67,7 @@ class Engine:
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
         self._pace = Pace()
         self._grammars = Grammars(tokenizer, target.vocab_size)
-        self._ids = itertools.count()
+        self._ids, self._request_ids = itertools.count(), itertools.count(1)
         self._lock = threading.RLock()
         self._interrupts = Interrupts()
         self._stepping = False
@@ -104,7 +104,7 @@ class Engine:
         params = params or SamplingParams()
         tokens = prompt_tokens(prompt, self.tokenizer, self.target)
         text = prompt if isinstance(prompt, str) else None
-        request = Request(text, tokens, params, speculation, progress)
+        request = Request(text, tokens, params, speculation, progress, id=next(self._request_ids))
         seed = fresh_seed() if params.seed is None else params.seed
         form = structured(params.structured_outputs)
         room = min(params.max_tokens, self.target.max_context - len(tokens))
@@ -164,6 +164,8 @@ class Engine:
     def _shared(self, answer: Answer) -> tuple[int, Answer | None]:
         """Leading tokens of the prompt that are cached or will be, and who is about to read them."""
         tokens, leader = answer.row.tokens, None
+        if answer.request.replay:
+            return 0, None
         shared = self._slots.shared(tokens)
         for other in self._scheduler.reading if self.target.row_invariant else ():
             ahead = min(common_prefix(other.row.tokens, tokens), len(tokens) - 1, len(other.row.tokens) - 1)
@@ -206,7 +208,7 @@ class Engine:
         tokens = row.tokens[:-1]
         try:
             if row.slot < 0:
-                row.slot, reused = self._slots.take(row.tokens)
+                row.slot, reused = self._slots.take(row.tokens, reuse=not request.replay)
                 self.ledger.started(answer, reused)
             done = self.target.length(row.slot)
             if request.progress is not None and done < len(tokens):
@@ -280,7 +282,7 @@ class Engine:
             self._calibrate(answer.row)
         self._leave(answer)
         self.ledger.ended(answer)
-        if answer.finish_reason == ERROR:
+        if answer.finish_reason == ERROR or answer.request.replay:
             self._drop(answer.row)
         elif answer.row.slot >= 0:
             self._slots.park(answer.row.slot)

@@ -46,7 +46,7 @@ class Snapshot:
 
 
 class Ledger:
-    """Counts steps and answers. Plain decoding is measured as it happens: steps without a draft, by rows."""
+    """Counts steps and answers, but not replays. Plain steps are timed as they happen, by the number of their rows."""
 
     def __init__(self) -> None:
         self.steps = self.prompt_tokens = self.reused_tokens = 0
@@ -84,7 +84,7 @@ class Ledger:
 
     def queued(self, request: Request) -> None:
         """A request was taken; answers that may have no tokens have ended already."""
-        self.prompt_tokens += len(request.prompt_token_ids)
+        self.prompt_tokens += 0 if request.replay else len(request.prompt_token_ids)
         for answer in request.answers:
             if answer.finish_reason:
                 self.ended(answer)
@@ -100,14 +100,17 @@ class Ledger:
         plain = self.plain_step_s
         if plain is not None and answer.decode_s > 0:
             answer.stats.speedup_estimate = answer.count * plain / answer.decode_s
+        if answer.request.replay:
+            return
         self._speculation = total([self._speculation, answer.stats], [self._tokens, answer.count])
         self._tokens += answer.count
         self.finished[answer.finish_reason or ""] += 1
 
     def totals(self, alive: Sequence[Answer]) -> tuple[Speculation, int]:
         """Statistics and tokens of all answers, those that are alive included."""
-        counts = [self._tokens, *(answer.count for answer in alive)]
-        return total([self._speculation, *(answer.stats for answer in alive)], counts), sum(counts)
+        counted = [answer for answer in alive if not answer.request.replay]
+        counts = [self._tokens, *(answer.count for answer in counted)]
+        return total([self._speculation, *(answer.stats for answer in counted)], counts), sum(counts)
 
     def snapshot(self, scheduler: Scheduler, memory: Mapping[str, int], drafting: Drafting) -> Snapshot:
         """All of it, with what waits and runs and the memory that it takes (as `Target.memory_bytes` says)."""

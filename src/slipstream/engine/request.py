@@ -32,6 +32,10 @@ class Request:
     timing: Timing = field(default_factory=Timing)
     started: bool = False
     """True once the reading of its prompt has begun."""
+    replay: bool = False
+    """Decodes another request again: it uses nothing cached, leaves nothing, and is not counted."""
+    id: int = 0
+    """Number of the request in its engine, from 1."""
 
     @property
     def done(self) -> bool:

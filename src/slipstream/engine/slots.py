@@ -32,12 +32,13 @@ class SlotPool:
         self._idle: OrderedDict[int, list[int]] = OrderedDict()
         self._running: dict[int, list[int]] = {}
 
-    def take(self, tokens: list[int]) -> tuple[int, int]:
+    def take(self, tokens: list[int], reuse: bool = True) -> tuple[int, int]:
         """A slot for a row with these tokens, whose cache holds the first n of them and nothing else; and that n.
 
-        The last token is the anchor, which is never in the cache. The list stays the row's own and may grow.
+        The last token is the anchor, which is never in the cache. The list stays the row's own and may grow. reuse:
+        False for an empty slot.
         """
-        best, shared = self._longest(tokens)
+        best, shared = self._longest(tokens) if reuse else (None, 0)
         if best is None:
             slot = self._make(self._target.open)
         elif shared == len(self._idle.get(best, ())):

@@ -15,6 +15,7 @@ from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece
 from slipstream.engine.engine import Engine
 from slipstream.engine.ledger import Snapshot
+from slipstream.engine.replay import Mismatch, Shadow, ShadowCounts
 from slipstream.engine.request import CANCELLED, DEADLINE, ERROR, Request
 from slipstream.engine.stop import End
 
@@ -42,14 +43,24 @@ class Worker:
     """Runs an engine in a thread of its own. `start` once; all other methods may be called from any thread at any time.
 
     max_waiting: requests that may wait for their first step; more are refused. on_fault: called with the exception
-    when the thread has died of one, after all requests were told.
+    when the thread has died of one, after all requests were told. shadow_share: share of finished requests that are
+    decoded again plainly; on_alarm: called from the thread with each one that differs; alarm_stops: speculation is
+    switched off then. Raises InputError for what the shadow check cannot do.
     """
 
     def __init__(
-        self, engine: Engine, *, max_waiting: int = 128, on_fault: Callable[[BaseException], None] | None = None
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = 128,
+        on_fault: Callable[[BaseException], None] | None = None,
+        shadow_share: float = 0.0,
+        on_alarm: Callable[[Mismatch], None] | None = None,
+        alarm_stops: bool = False,
     ) -> None:
         self.engine, self.max_waiting = engine, max_waiting
-        self._on_fault = on_fault
+        self._on_fault, self._on_alarm, self._alarm_stops = on_fault, on_alarm, alarm_stops
+        self._shadow = Shadow(engine, shadow_share, self._alarm)
         self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
         self._wake = threading.Condition()
         # Guarded by _wake; the thread takes notes out between steps.
@@ -161,6 +172,18 @@ class Worker:
         """The engine's counts and state, at most a moment old; as soon as a request has ended it is counted in."""
         return self._snapshot
 
+    @property
+    def shadow(self) -> ShadowCounts:
+        """What the shadow check has found."""
+        return self._shadow.counts
+
+    def _alarm(self, mismatch: Mismatch) -> None:
+        if self._alarm_stops:
+            log.error("speculation is switched off: the shadow check found a difference")
+            self.engine.configure(speculation=False)
+        if self._on_alarm is not None:
+            self._on_alarm(mismatch)
+
     def drain(self, seconds: float) -> bool:
         """Take nothing new; let what there is end, for so many seconds, then cancel it. True when all could end."""
         with self._wake:
@@ -183,11 +206,13 @@ class Worker:
         try:
             while self._attend():
                 self._expire()
+                self._shadow.attend(waiting=self._snapshot.waiting > 0 and not self.engine.idle)
                 if not self.engine.idle:
                     self.engine.step()
                 self._tell()
                 self.last_progress = time.monotonic()
             self._end_all(CANCELLED)
+            self._shadow.drop()
             self._tell()
         except BaseException as error:
             self._die(error)
@@ -197,7 +222,8 @@ class Worker:
         with self._wake:
             if not (self._arrived or self._notes or self._jobs or self._stopping):
                 self._idle.set()
-                self._wake.wait(TICK_S)
+                if self._shadow.idle:
+                    self._wake.wait(TICK_S)
             arrived, self._arrived = self._arrived, []
             notes, self._notes = self._notes, []
             self._jobs |= {job.request: job for job in arrived}
@@ -237,6 +263,7 @@ class Worker:
         for job in ended:
             del self._jobs[job.request]
             self._call(job, None)
+            self._shadow.finished(job.request)
 
     def _call(self, job: _Job, pieces: list[Piece] | None) -> None:
         try:
