@@ -169,6 +169,10 @@ class Adaptive:
         self._offers.pop(row.id, None)
         self._trees.pop(row.id, None)
 
+    def gains(self) -> dict[str, float]:
+        """Speed with each source over speed without it; sources too cheap to be judged are left out."""
+        return {name: source.gain() for name, source in self.sources.items() if not source.free}
+
     def _floor(self, rows: int) -> float:
         """Path probability below which one more level costs more than its token is worth at the present speed."""
         costs = [source.seconds(2) - source.seconds(1) for name, source in self.sources.items() if self._asked[name]]

@@ -36,3 +36,6 @@ class Controller(Protocol):
 
     def end(self, row: Row) -> None:
         """The row leaves."""
+
+    def gains(self) -> dict[str, float]:
+        """By drafter, where it is judged: speed with its offers over speed without them, its own time included."""

@@ -52,3 +52,7 @@ class Fixed:
 
     def end(self, row: Row) -> None:
         """Nothing is kept per row."""
+
+    def gains(self) -> dict[str, float]:
+        """Nobody is judged."""
+        return {}
