@@ -6,14 +6,19 @@ import json
 import re
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import beds
+import model_files
+import test_tokenizer
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import StructuredOutputs, structured
+from slipstream.models.files import open_model
+from slipstream.models.tokenizer import Tokenizer
 from slipstream.sampling import grammar
 from slipstream.sampling.grammar import Grammars
 
@@ -378,3 +383,45 @@ def test_broken_logits_are_named_behind_a_grammar():
     result = output.run([output.add([BOS], SamplingParams(structured_outputs={"choice": ["red"]}))])[0].outputs[0]
     assert result.finish_reason == "error"
     assert "NaN" in str(result.stop_reason)
+
+
+# Every kind of tokenizer
+
+
+def kinds(folder: Path) -> dict[str, Tokenizer]:
+    """Byte-level BPE and SentencePiece from GGUF, and both from Hugging Face folders."""
+    byte_level, pieces = folder / "byte-level.gguf", folder / "pieces.gguf"
+    model_files.write_gguf(byte_level)
+    made = {
+        "gguf bpe": open_model(byte_level).tokenizer(),
+        "gguf sentencepiece": open_model(test_tokenizer.write_sentencepiece(pieces)).tokenizer(),
+        "folder bpe": open_model(model_files.write_folder(folder / "bpe")).tokenizer(),
+    }
+    style = model_files.write_folder(folder / "sentencepiece")
+    made["folder sentencepiece"] = test_tokenizer.rewrite(style, **test_tokenizer.sentencepiece_json())
+    return made
+
+
+@needs_library
+def test_every_kind_of_tokenizer_spells_what_a_form_allows(tmp_path):
+    text = '{"name": "zoë", "tags": ["red"]}'
+    for kind, tokenizer in kinds(tmp_path).items():
+        width = tokenizer.vocab_size + 3
+        made = Grammars(tokenizer, width)
+        row = made.start(structured({"choice": [text, "another"]}))
+        ids: list[int] = []
+        while tokenizer.decode(ids) != text:
+            allowed = row.allowed(ids)
+            assert allowed.any(), (kind, tokenizer.decode(ids))
+            assert not allowed[tokenizer.vocab_size :].any(), kind
+            fitting = [
+                token
+                for token in np.flatnonzero(allowed).tolist()
+                if text.encode().startswith(b"".join(map(tokenizer.token_bytes, [*ids, token])))
+            ]
+            ids.append(max(fitting, key=lambda token: len(tokenizer.token_bytes(token))))
+        assert set(np.flatnonzero(row.allowed(ids))) == set(tokenizer.end_ids), kind
+        forced = made.start(structured({"choice": [text]})).forced()
+        spelled = b"".join(map(tokenizer.token_bytes, forced))
+        assert text.encode().startswith(spelled), kind
+        assert spelled, kind
