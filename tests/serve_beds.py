@@ -98,10 +98,10 @@ class Running:
         return sum(found)
 
     def free(self) -> int:
-        """Slots that nothing uses once kept prefixes are given back."""
+        """Bytes of the cache that nothing uses once kept prefixes are given back."""
         assert self.served is not None
         self.served.worker.between(self.llm._engine.forget)
-        return len(self.llm.target.free)
+        return self.llm.target.memory_bytes()["kv_free"]
 
 
 @contextmanager

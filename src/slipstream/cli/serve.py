@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
     from slipstream.server.service import Served, Service
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serve]'"
 
 
@@ -24,9 +25,7 @@ def serve(
     model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name that clients use; the model's own if not given.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name that clients use; MODEL if not given.")] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", help="Key that requests to /v1 must bring.", envvar="SLIPSTREAM_API_KEY")
     ] = None,
@@ -36,7 +35,7 @@ def serve(
             "--admin-key", help="Key for /admin; without one there is no /admin.", envvar="SLIPSTREAM_ADMIN_KEY"
         ),
     ] = None,
-    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Answers in the queue before 429.", min=0)] = 128,
+    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Requests in the queue before 429.", min=1)] = 128,
     max_tokens: Annotated[
         int | None,
         typer.Option("--max-tokens", help="Tokens of an answer at most, and of a chat that says nothing.", min=1),
@@ -78,6 +77,8 @@ def run(options: Mapping[str, Any]) -> int:
         from slipstream.server.service import Settings
     except ModuleNotFoundError as error:
         raise InputError(f"{INSTALL} ({error.name} is missing)") from None
+    if options["log_level"] not in LOG_LEVELS:
+        raise InputError(f"--log-level is {options['log_level']!r}; choose one of: {', '.join(LOG_LEVELS)}")
     begin_logging(options["log_level"])
     settings = Settings(
         api_key=options["api_key"],
@@ -90,19 +91,26 @@ def run(options: Mapping[str, Any]) -> int:
     )
 
     def load(service: Service) -> Served:
-        return served(o.load(options), service, options["max_waiting"], options["name"])
+        llm = o.load(options)
+        return served(llm, service, options["max_waiting"], names(options["name"], options["model"], llm.name))
 
     return serve_forever(load, settings, options["host"], options["port"])
 
 
-def served(llm: LLM, service: Service, max_waiting: int = 128, name: str | None = None) -> Served:
-    """A loaded model as the server takes it, its engine running."""
+def names(given: str | None, model: str, own: str) -> tuple[str, ...]:
+    """What clients may call the model; replies use the first. A path of the server's is nothing to tell them."""
+    known = [given, None if "/" in model or "\\" in model else model, own]
+    return tuple(dict.fromkeys(name for name in known if name))
+
+
+def served(llm: LLM, service: Service, max_waiting: int = 128, called: tuple[str, ...] = ()) -> Served:
+    """A loaded model as the server takes it, its engine running. called: its names, its own if there are none."""
     from slipstream.server.service import Served
 
     worker = llm.worker(max_waiting=max_waiting, on_fault=service.fail)
     worker.start()
     return Served(
-        name=name or llm.name,
+        names=called or (llm.name,),
         fingerprint=llm.fingerprint(),
         max_context=llm.max_context,
         vocabulary=llm.tokenizer,

@@ -60,8 +60,8 @@ class Meter:
         return generate_latest(self.registry)
 
 
-def engine_metrics(seen: Snapshot) -> Iterable[Metric]:
-    """What the engine counts."""
+def engine_metrics(seen: Snapshot, drafters: Sequence[str]) -> Iterable[Metric]:
+    """What the engine counts. drafters: those that are loaded."""
     stats, used = seen.speculation, seen.kv_used_bytes
     size = used + seen.kv_free_bytes
     yield _counter("choices", "answers ended", seen.finished, "finish_reason")
@@ -84,6 +84,8 @@ def engine_metrics(seen: Snapshot) -> Iterable[Metric]:
     yield _nodes(stats)
     yield gauge("speedup_estimate", "realised speed over plain decoding of the same batches", seen.speedup or 1.0)
     yield gauge("speculation_enabled", "1 when speculation is switched on", float(seen.setting.speculation))
+    active = {name: float(name in seen.drafting) for name in drafters}
+    yield gauge("drafter_active", "1 for drafters that are asked", active)
 
 
 def _nodes(stats: Speculation) -> Metric:

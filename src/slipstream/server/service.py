@@ -50,11 +50,12 @@ class Settings:
 class Served:
     """A loaded model.
 
-    encode: raw text, token ids or messages (with template variables) to text and token ids. drafters: names of those
-    that are loaded. reload: reads one of them anew. close: lets go of the model once its worker has stopped.
+    names: what clients may call it; replies use the first. encode: raw text, token ids or messages (with template
+    variables) to text and token ids. drafters: names of those that are loaded. reload: reads one of them anew.
+    close: lets go of the model once its worker has stopped.
     """
 
-    name: str
+    names: tuple[str, ...]
     fingerprint: str
     max_context: int
     vocabulary: Vocabulary
@@ -64,6 +65,11 @@ class Served:
     reload: Callable[[str], None] = lambda name: None
     close: Callable[[], None] = lambda: None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """The name in replies."""
+        return self.names[0]
 
 
 class Service:
@@ -106,7 +112,7 @@ class Service:
     def named(self, name: str | None) -> Served:
         """The model of this name. Raises ApiError 404 for any other."""
         served = self.served
-        if name is not None and name != served.name:
+        if name is not None and name not in served.names:
             raise ApiError(404, f"there is no model {name!r}; this server has {served.name!r}", code="model_not_found")
         return served
 
@@ -177,7 +183,7 @@ class Service:
     def _metrics(self) -> Iterable[Metric]:
         yield gauge("engine_up", "1 while the engine makes progress", float(self.state in ("ready", "draining")))
         if self._served is not None:
-            yield from engine_metrics(self._served.worker.stats())
+            yield from engine_metrics(self._served.worker.stats(), self._served.drafters)
 
 
 def same_key(given: str, key: str) -> bool:
