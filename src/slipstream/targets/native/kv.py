@@ -18,7 +18,10 @@ def reserve_memory(floats: int) -> NDArray[np.float32]:
     """float32 [floats], all zero, taking real memory only where it is written. Raises ModelError when refused."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
-        return np.frombuffer(mmap.mmap(-1, 4 * floats, flags=flags), dtype=np.float32)
+        memory = mmap.mmap(-1, 4 * floats, flags=flags)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype=np.float32)
     except OSError as error:
         gib = 4 * floats / 2**30
         raise ModelError(f"cannot reserve {gib:.1f} GiB for the KV cache ({error}); lower max_context") from error
