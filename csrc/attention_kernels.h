@@ -2,7 +2,7 @@
 //
 // Lanes are keys while scores are made and values of a head while values are mixed; both walk the other axis in order.
 // A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Blocks
-// lie far apart in memory: whoever reads one asks for the next (`ahead`).
+// lie far apart in memory: whoever computes asks for what comes later (`Ahead`).
 #pragma once
 
 #include "elementwise_kernels.h"
@@ -12,94 +12,139 @@
 namespace slip::SLIP_ISA {
 namespace {
 
-// Units and vectors of one register tile: 12 registers of sums, whatever a vector takes.
-constexpr int kUnitTile = 6, kVectorTile = kRegisters / kRegistersPerVector >= 32 ? 2 : 1;
+// Units and vectors of one register tile: 24 registers of sums of 32, 12 of 16. Two vectors are a block of keys.
+constexpr int kUnitTile = 6, kVectorTile = kRegisters / kRegistersPerVector >= 32 ? 4 : 1;
+constexpr int kBlocks = kSegment / kKvBlock;
+constexpr int kLead = 3;  // blocks of keys that are fetched before a segment begins
 
-// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[i * stride ...]. ahead: what will be read next in the same
-// way, or null.
+// Cache lines in the order in which they will be read: keys of the segment's blocks, values of the same, keys the next
+// segment begins with; the last tile over and over when there is no more. Memory is busy all the time only when lines
+// are asked for at an even pace, so every inner loop fetches its share.
+struct Ahead {
+  const float *at, *end;
+  const float* const* next;  // tiles to come, null after the last
+  int floats;                // of a tile
+  SLIP_INLINE void begin(const float* const* tiles, int size) {
+    floats = size, next = tiles;
+    at = *next++, end = at + floats;
+  }
+  SLIP_INLINE void fetch(int lines) {
+    for (int k = 0; k < lines; k++) prefetch(at + 16 * k);
+    at += 16 * lines;
+    if (at < end) return;
+    if (*next != nullptr) at = *next++, end = at + floats;
+    else at = end - floats;
+  }
+};
+
+// Share of tile `index` of `count` in `lines`.
+SLIP_INLINE int share(int lines, int index, int count) { return lines * (index + 1) / count - lines * index / count; }
+
+// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[v / 2][i * stride + ...]. lines: to fetch per i.
 template <int R, int V>
-SLIP_INLINE void score_tile(const float* const* q, const float* keys, ptrdiff_t stride, int head_dim, float scale,
-                            float* const* out, const float* ahead) {
+SLIP_INLINE void score_tile(const float* const* q, const float* const* keys, ptrdiff_t stride, int head_dim,
+                            float scale, float* const* out, Ahead& ahead, int lines) {
+  Ahead later = ahead;
   f32x16 sum[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sum[r][v] = zero();
+  SLIP_UNROLL for (int r = 0; r < R; r++) SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = zero();
+  const float *first = keys[0], *second = V > 2 ? keys[1] : nullptr;
   for (int i = 0; i < head_dim; i++) {
-    if (ahead != nullptr)
-      for (int v = 0; v < V; v++) prefetch(ahead + i * stride + 16 * v);
+    if (lines > 0) later.fetch(lines);
     f32x16 key[V];
-    for (int v = 0; v < V; v++) key[v] = load(keys + i * stride + 16 * v);
-    for (int r = 0; r < R; r++) {
+    SLIP_UNROLL for (int v = 0; v < V; v++) key[v] = load((v < 2 ? first : second) + i * stride + 16 * (v % 2));
+    SLIP_UNROLL for (int r = 0; r < R; r++) {
       const f32x16 x = bcast(q[r][i]);
-      for (int v = 0; v < V; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
+      SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(out[r] + 16 * v, mul(sum[r][v], bcast(scale)));
+  SLIP_UNROLL for (int r = 0; r < R; r++)
+    SLIP_UNROLL for (int v = 0; v < V; v++) store(out[r] + 16 * v, mul(sum[r][v], bcast(scale)));
+  ahead = later;
 }
 
-// Scores of 16 V keys side by side, for all units. Only the first tile of units asks for what comes next.
+// Calls f(first unit, units, index, count) for tiles of about equal size that cover `units`.
+template <class F> SLIP_INLINE void unit_tiles(int units, F&& f) {
+  const int count = (units + kUnitTile - 1) / kUnitTile;
+  for (int k = 0; k < count; k++) f(units * k / count, units * (k + 1) / count - units * k / count, k, count);
+}
+
+// Scores of 16 V keys side by side, for all units. lines: to fetch per i, all units together.
 template <int V>
-void score_units(int units, const float* const* q, const float* keys, ptrdiff_t stride, int head_dim, float scale,
-                 float* const* out, const float* ahead) {
-  for (int u = 0; u < units; u += kUnitTile, ahead = nullptr) {
-    switch (units - u) {
-      case 1: score_tile<1, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
-      case 2: score_tile<2, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
-      case 3: score_tile<3, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
-      case 4: score_tile<4, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
-      case 5: score_tile<5, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
-      default: score_tile<kUnitTile, V>(q + u, keys, stride, head_dim, scale, out + u, ahead); break;
+void score_units(int units, const float* const* q, const float* const* keys, ptrdiff_t stride, int head_dim,
+                 float scale, float* const* out, Ahead& ahead, int lines) {
+  unit_tiles(units, [&](int u, int r, int index, int count) {
+    const int own = share(lines, index, count);
+    switch (r) {
+      case 1: score_tile<1, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
+      case 2: score_tile<2, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
+      case 3: score_tile<3, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
+      case 4: score_tile<4, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
+      case 5: score_tile<5, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
+      default: score_tile<kUnitTile, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
     }
-  }
+  });
 }
 
-// mixed[r][...] += sum over keys [begin, end) of weights[r][key] * values[key][...], 16 V values of each.
+// Values of keys: blocks[key / kKvBlock] holds those of one block, `stride` floats apart.
+struct Values {
+  const float* const* blocks;
+  ptrdiff_t stride;
+};
+
+// mixed[r][...] += sum over keys [begin, end) of weights[r][key] * value of key, 16 V values of each.
 template <int R, int V>
-SLIP_INLINE void mix_tile(const float* const* weights, const float* const* values, int begin, int end, ptrdiff_t offset,
-                          float* const* mixed, const float* const* ahead) {
+SLIP_INLINE void mix_tile(const float* const* weights, Values values, int begin, int end, ptrdiff_t offset,
+                          float* const* mixed, Ahead& ahead, int lines) {
+  Ahead later = ahead;
   f32x16 sum[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) sum[r][v] = load(mixed[r] + offset + 16 * v);
-  for (int key = begin; key < end; key++) {
-    if (ahead != nullptr)
-      for (int v = 0; v < V; v++) prefetch(ahead[key] + offset + 16 * v);
-    f32x16 value[V];
-    for (int v = 0; v < V; v++) value[v] = load(values[key] + offset + 16 * v);
-    for (int r = 0; r < R; r++) {
-      const f32x16 x = bcast(weights[r][key]);
-      for (int v = 0; v < V; v++) sum[r][v] = fma(x, value[v], sum[r][v]);
+  SLIP_UNROLL for (int r = 0; r < R; r++)
+    SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = load(mixed[r] + offset + 16 * v);
+  for (int key = begin; key < end;) {
+    const float* at = values.blocks[key / kKvBlock] + key % kKvBlock * values.stride + offset;
+    const int next = key / kKvBlock * kKvBlock + kKvBlock, stop = next < end ? next : end;
+    for (; key < stop; key++, at += values.stride) {
+      if (lines > 0) later.fetch(lines);
+      f32x16 value[V];
+      SLIP_UNROLL for (int v = 0; v < V; v++) value[v] = load(at + 16 * v);
+      SLIP_UNROLL for (int r = 0; r < R; r++) {
+        const f32x16 x = bcast(weights[r][key]);
+        SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, value[v], sum[r][v]);
+      }
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(mixed[r] + offset + 16 * v, sum[r][v]);
+  SLIP_UNROLL for (int r = 0; r < R; r++)
+    SLIP_UNROLL for (int v = 0; v < V; v++) store(mixed[r] + offset + 16 * v, sum[r][v]);
+  ahead = later;
 }
 
+// lines: to fetch per key while 16 kVectorTile values of it are mixed.
 template <int R>
-SLIP_INLINE void mix_all(const float* const* weights, const float* const* values, int begin, int end, int value_stride,
-                         float* const* mixed, const float* const* ahead) {
-  if (begin >= end) return;
+SLIP_INLINE void mix_all(const float* const* weights, Values values, int begin, int end, int width,
+                         float* const* mixed, Ahead& ahead, int lines) {
   constexpr int kStep = 16 * kVectorTile;
   int offset = 0;
-  for (; offset + kStep <= value_stride; offset += kStep)
-    mix_tile<R, kVectorTile>(weights, values, begin, end, offset, mixed, ahead);
-  if (offset < value_stride) mix_tile<R, 1>(weights, values, begin, end, offset, mixed, ahead);
+  for (; offset + kStep <= width; offset += kStep)
+    mix_tile<R, kVectorTile>(weights, values, begin, end, offset, mixed, ahead, lines);
+  for (; offset < width; offset += 16) mix_tile<R, 1>(weights, values, begin, end, offset, mixed, ahead, lines > 0);
 }
 
 // The same for up to kUnitTile units.
-void mix_units(int units, const float* const* weights, const float* const* values, int begin, int end, int value_stride,
-               float* const* mixed, const float* const* ahead) {
+void mix_units(int units, const float* const* weights, Values values, int begin, int end, int width,
+               float* const* mixed, Ahead& ahead, int lines) {
+  if (begin >= end) return;
   switch (units) {
-    case 1: mix_all<1>(weights, values, begin, end, value_stride, mixed, ahead); break;
-    case 2: mix_all<2>(weights, values, begin, end, value_stride, mixed, ahead); break;
-    case 3: mix_all<3>(weights, values, begin, end, value_stride, mixed, ahead); break;
-    case 4: mix_all<4>(weights, values, begin, end, value_stride, mixed, ahead); break;
-    case 5: mix_all<5>(weights, values, begin, end, value_stride, mixed, ahead); break;
-    default: mix_all<kUnitTile>(weights, values, begin, end, value_stride, mixed, ahead); break;
+    case 1: mix_all<1>(weights, values, begin, end, width, mixed, ahead, lines); break;
+    case 2: mix_all<2>(weights, values, begin, end, width, mixed, ahead, lines); break;
+    case 3: mix_all<3>(weights, values, begin, end, width, mixed, ahead, lines); break;
+    case 4: mix_all<4>(weights, values, begin, end, width, mixed, ahead, lines); break;
+    case 5: mix_all<5>(weights, values, begin, end, width, mixed, ahead, lines); break;
+    default: mix_all<kUnitTile>(weights, values, begin, end, width, mixed, ahead, lines); break;
   }
 }
 
-// Scores of n keys become weights e^(score - largest); fills what is left of the last vector with weight 0.
-SLIP_INLINE void softmax(float* scores, int n, float* top, float* total) {
+// Scores of n keys become weights e^(score - largest); fills what is left of the last vector with weight 0. lines: to
+// fetch per vector.
+SLIP_INLINE void softmax(float* scores, int n, float* top, float* total, Ahead& ahead, int lines) {
   const int vectors = (n + 15) / 16;
   for (int i = n; i < 16 * vectors; i++) scores[i] = -__builtin_inff();
   f32x16 largest = load(scores);
@@ -107,6 +152,7 @@ SLIP_INLINE void softmax(float* scores, int n, float* top, float* total) {
   *top = reduce_max(largest);
   f32x16 sum = zero();
   for (int v = 0; v < vectors; v++) {
+    ahead.fetch(lines);
     const f32x16 weight = exp(sub(load(scores + 16 * v), bcast(*top)));
     store(scores + 16 * v, weight);
     sum = add(sum, weight);
@@ -124,8 +170,9 @@ struct Segment {
   float* scores[kAttendUnits];
   float* mixed[kAttendUnits];
   int keys[kAttendUnits];
-  const float* values[kSegment];
-  const float* ahead[kSegment];
+  const float *key_blocks[kBlocks], *value_blocks[kBlocks];
+  const float* tiles[3 * kBlocks + 1];  // of `ahead`
+  Ahead ahead;
 };
 
 SLIP_INLINE int clamp_keys(int n) { return n < 0 ? 0 : n > kSegment ? kSegment : n; }
@@ -144,26 +191,45 @@ SLIP_INLINE int drafted_path(const Segment& s, int row, int32_t* ids) {
   return columns;
 }
 
-void score_cached(Segment& s, int most) {
+// Blocks of the segment, and what to fetch while it is computed: all but the first keys, and those of the next one.
+void find_blocks(Segment& s) {
   const AttendTask& task = s.task;
-  const int last = s.cached < most ? s.cached : most;
-  for (int key = 0; key < last; key += kKvBlock) {
-    const int block = task.table[(s.base + key) / kKvBlock];
-    int begin = 0;
-    while (begin < task.units && s.keys[begin] <= key) begin++;  // rows of a prefill that end before this block
-    const float* keys = task.pool + block * task.block_floats;
-    const float* next = keys + task.value_offset;
-    if (key + kKvBlock < last)
-      next = task.pool + task.table[(s.base + key) / kKvBlock + 1] * task.block_floats + task.key_offset;
-    else if (key > 0)
-      next = task.pool + task.table[s.base / kKvBlock] * task.block_floats + task.value_offset;
-    for (int column = 0; column < kKvBlock; column += 16 * kVectorTile) {
-      float* out[kAttendUnits];
-      for (int u = begin; u < task.units; u++) out[u] = s.scores[u] + key + column;
-      score_units<kVectorTile>(task.units - begin, s.q + begin, keys + task.key_offset + column, kKvBlock,
-                               task.head_dim, task.scale, out + begin, next + column);
-    }
+  const int32_t* table = task.table + s.base / kKvBlock;
+  const int blocks = (s.cached + kKvBlock - 1) / kKvBlock;
+  const int more = (task.cached - s.base + kKvBlock - 1) / kKvBlock;  // blocks from here to the end
+  int tiles = 0;
+  for (int k = 0; k < blocks; k++) {
+    s.key_blocks[k] = task.pool + table[k] * task.block_floats + task.key_offset;
+    s.value_blocks[k] = task.pool + table[k] * task.block_floats + task.value_offset;
+    if (k >= kLead) s.tiles[tiles++] = s.key_blocks[k];
   }
+  for (int k = 0; k < blocks; k++) s.tiles[tiles++] = s.value_blocks[k];
+  for (int k = kBlocks; k < more && k < kBlocks + kLead; k++)
+    s.tiles[tiles++] = task.pool + table[k] * task.block_floats + task.key_offset;
+  if (tiles == 0) s.tiles[tiles++] = task.pool;
+  s.tiles[tiles] = nullptr;
+  s.ahead.begin(s.tiles, kKvBlock * task.head_dim);
+}
+
+template <int V> void score_blocks(Segment& s, int block, int column) {
+  const AttendTask& task = s.task;
+  const int key = block * kKvBlock + column;
+  int begin = 0;
+  while (begin < task.units && s.keys[begin] <= key) begin++;  // rows of a prefill that end before
+  const float* keys[2] = {s.key_blocks[block] + column, V > 2 ? s.key_blocks[block + 1] : nullptr};
+  float* out[kAttendUnits];
+  for (int u = begin; u < task.units; u++) out[u] = s.scores[u] + key;
+  score_units<V>(task.units - begin, s.q + begin, keys, kKvBlock, task.head_dim, task.scale, out + begin, s.ahead, V);
+}
+
+void score_cached(Segment& s, int most) {
+  const int last = ((s.cached < most ? s.cached : most) + kKvBlock - 1) / kKvBlock;
+  int block = 0;
+  if constexpr (kVectorTile > 2)
+    for (; block + 2 <= last; block += 2) score_blocks<4>(s, block, 0);
+  constexpr int kStep = kVectorTile < 2 ? 1 : 2;
+  for (; block < last; block++)
+    for (int column = 0; column < kKvBlock; column += 16 * kStep) score_blocks<kStep>(s, block, column);
 }
 
 // Scores of the drafted keys. tile: [head_dim, columns] rewritten only where a row's path differs from the one before.
@@ -191,7 +257,8 @@ void score_drafted(Segment& s, float* tile, float* scratch) {
       float* out[kAttendUnits];
       for (int g = 0; g < task.group; g++) out[g] = scratch + 16 * g;
       const int unit = row * task.group;
-      score_units<1>(task.group, s.q + unit, tile + begin, stride, task.head_dim, task.scale, out, nullptr);
+      const float* keys = tile + begin;
+      score_units<1>(task.group, s.q + unit, &keys, stride, task.head_dim, task.scale, out, s.ahead, 0);
       const int n = columns - begin < 16 ? columns - begin : 16;
       for (int g = 0; g < task.group; g++)
         for (int i = 0; i < n; i++) s.scores[unit + g][s.cached + begin + i] = out[g][i];
@@ -202,44 +269,41 @@ void score_drafted(Segment& s, float* tile, float* scratch) {
 // Values in key order: those all units of a tile share together, the rest unit by unit.
 void mix_cached(Segment& s) {
   const AttendTask& task = s.task;
-  for (int key = 0; key < s.cached; key++) {
-    const int position = s.base + key;
-    s.values[key] = task.pool + task.table[position / kKvBlock] * task.block_floats + task.value_offset +
-                    static_cast<ptrdiff_t>(position % kKvBlock) * task.value_stride;
-  }
-  // While values are read: those one block on, at last the keys the next segment begins with.
-  const int next = s.base + kSegment;
-  const float* keys = next < task.cached ? task.pool + task.table[next / kKvBlock] * task.block_floats + task.key_offset
-                                         : nullptr;
-  for (int key = 0; key < s.cached; key++) {
-    const int later = key + kKvBlock - s.cached;
-    s.ahead[key] = later < 0       ? s.values[key + kKvBlock]
-                   : keys != nullptr ? keys + static_cast<ptrdiff_t>(later) * task.head_dim
-                                     : s.values[key];
-  }
-  for (int u = 0; u < task.units; u += kUnitTile) {
-    const int r = task.units - u < kUnitTile ? task.units - u : kUnitTile;
+  const Values values{s.value_blocks, task.value_stride};
+  constexpr int kLines = kVectorTile > 3 ? 3 : 1;  // the rest comes during softmax
+  unit_tiles(task.units, [&](int u, int r, int index, int count) {
     int shared = s.cached;
     for (int i = 0; i < r; i++) shared = s.keys[u + i] < shared ? s.keys[u + i] : shared;
-    mix_units(r, s.scores + u, s.values, 0, shared, task.value_stride, s.mixed + u, u == 0 ? s.ahead : nullptr);
+    mix_units(r, s.scores + u, values, 0, shared, task.value_stride, s.mixed + u, s.ahead,
+              share(kLines, index, count));
     for (int i = 0; i < r; i++) {
       const int own = s.keys[u + i] < s.cached ? s.keys[u + i] : s.cached;
-      mix_units(1, s.scores + u + i, s.values, shared, own, task.value_stride, s.mixed + u + i, nullptr);
+      mix_units(1, s.scores + u + i, values, shared, own, task.value_stride, s.mixed + u + i, s.ahead, 0);
     }
-  }
+  });
 }
 
-void mix_drafted(Segment& s) {
+// tile: [kSegment, value_stride], values of drafted keys gathered where their keys stand in the segment.
+void mix_drafted(Segment& s, float* tile) {
   const AttendTask& task = s.task;
-  int32_t ids[kSegment];
+  int32_t held[kSegment], ids[kSegment];
+  for (int column = 0; column < kSegment; column++) held[column] = -1;
+  const float* blocks[kBlocks];
+  for (int k = 0; k < kBlocks; k++) blocks[k] = tile + static_cast<ptrdiff_t>(k) * kKvBlock * task.value_stride;
   for (int row = 0; row < task.units / task.group; row++) {
     const int columns = drafted_path(s, row, ids);
-    for (int column = 0; column < columns; column++)
-      s.values[s.cached + column] = task.draft_values + ids[column] * task.draft_stride;
-    for (int g = 0; g < task.group; g += kUnitTile) {
-      const int r = task.group - g < kUnitTile ? task.group - g : kUnitTile, unit = row * task.group + g;
-      mix_units(r, s.scores + unit, s.values, s.cached, s.cached + columns, task.value_stride, s.mixed + unit, nullptr);
+    for (int column = 0; column < columns; column++) {
+      if (held[column] == ids[column]) continue;
+      held[column] = ids[column];
+      const float* value = task.draft_values + ids[column] * task.draft_stride;
+      float* to = tile + static_cast<ptrdiff_t>(s.cached + column) * task.value_stride;
+      for (int i = 0; i < task.head_dim; i++) to[i] = value[i];
     }
+    unit_tiles(task.group, [&](int g, int r, int, int) {
+      const int unit = row * task.group + g;
+      mix_units(r, s.scores + unit, {blocks, task.value_stride}, s.cached, s.cached + columns, task.value_stride,
+                s.mixed + unit, s.ahead, 0);
+    });
   }
 }
 
@@ -248,23 +312,25 @@ void attend(const AttendTask& task, int segment, AttendPart part, float* work) {
   s.base = segment * kSegment;
   s.cached = clamp_keys(task.cached - s.base);
   int most = 0;
-  for (int u = 0; u < task.units; u++) {
-    const int row = u / task.group;
-    s.q[u] = task.q + row * task.q_stride + static_cast<ptrdiff_t>(u % task.group) * task.head_dim;
-    s.scores[u] = work + static_cast<ptrdiff_t>(u) * kSegment;
-    s.mixed[u] = part.mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
-    s.keys[u] = clamp_keys(task.ends[row] - s.base);
-    most = s.keys[u] > most ? s.keys[u] : most;
-    for (int i = 0; i < task.value_stride; i += 16) store(s.mixed[u] + i, zero());
-  }
+  for (int u = 0, row = 0; u < task.units; row++)
+    for (int head = 0; head < task.group; head++, u++) {
+      s.q[u] = task.q + row * task.q_stride + static_cast<ptrdiff_t>(head) * task.head_dim;
+      s.scores[u] = work + static_cast<ptrdiff_t>(u) * kSegment;
+      s.mixed[u] = part.mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
+      s.keys[u] = clamp_keys(task.ends[row] - s.base);
+      most = s.keys[u] > most ? s.keys[u] : most;
+      for (int i = 0; i < task.value_stride; i += 16) store(s.mixed[u] + i, zero());
+    }
+  find_blocks(s);
   score_cached(s, most);
-  float* scratch = work + static_cast<ptrdiff_t>(kSegment) * kAttendUnits;
+  float *scratch = work + static_cast<ptrdiff_t>(kSegment) * kAttendUnits, *tile = scratch + 16 * kAttendUnits;
   const bool drafted = most > s.cached;
-  if (drafted) score_drafted(s, scratch + 16 * kAttendUnits, scratch);
+  if (drafted) score_drafted(s, tile, scratch);
   for (int u = 0; u < task.units; u++)
-    if (s.keys[u] > 0) softmax(s.scores[u], s.keys[u], part.top + u, part.total + u);
+    if (s.keys[u] > 0)
+      softmax(s.scores[u], s.keys[u], part.top + u, part.total + u, s.ahead, share(16, u, task.units));
   mix_cached(s);
-  if (drafted) mix_drafted(s);
+  if (drafted) mix_drafted(s, tile);
 }
 
 void attend_merge(float* top, float* total, float* mixed, const float* part_top, const float* part_total,

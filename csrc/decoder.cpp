@@ -178,17 +178,16 @@ void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
 void Decoder::write_cache(int layer, const float* key, const float* value, int block, int offset) {
   const DecoderShape& s = w_.shape;
   float* k = pool_ + block * s.block_floats() + layer * s.layer_floats();
-  float* v = k + s.key_floats();
-  for (int i = 0; i < s.kv_width(); i++) k[size_t(i) * kKvBlock + offset] = key[i];
-  for (int head = 0; head < s.kv_heads; head++)
-    std::memcpy(v + (size_t(head) * kKvBlock + offset) * s.value_stride(), value + size_t(head) * s.head_dim,
-                sizeof(float) * s.head_dim);
+  for (int head = 0; head < s.kv_heads; head++, k += s.head_floats()) {
+    const size_t from = size_t(head) * s.head_dim;
+    for (int i = 0; i < s.head_dim; i++) k[size_t(i) * kKvBlock + offset] = key[from + i];
+    std::memcpy(k + s.key_floats() + size_t(offset) * s.value_stride(), value + from, sizeof(float) * s.head_dim);
+  }
 }
 
 AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool store) const {
   const DecoderShape& s = w_.shape;
   const int width = s.q_width() + 2 * s.kv_width();
-  const size_t base = layer * s.layer_floats();
   const int stored = pass.prefix[g.sequence] + pass.first[g.sequence + 1] - pass.first[g.sequence];
   const size_t drafted = size_t(layer) * kept_rows_ * s.kv_width() + size_t(g.kv_head) * s.head_dim;
   AttendTask t;
@@ -206,8 +205,8 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
   t.pool = pool_;
   t.table = pass.tables + g.sequence * pass.table_stride;
   t.block_floats = s.block_floats();
-  t.key_offset = base + size_t(g.kv_head) * s.head_dim * kKvBlock;
-  t.value_offset = base + s.key_floats() + size_t(g.kv_head) * kKvBlock * s.value_stride();
+  t.key_offset = layer * s.layer_floats() + g.kv_head * s.head_floats();
+  t.value_offset = t.key_offset + s.key_floats();
   t.draft_keys = keys_.data() + (store ? 0 : drafted);
   t.draft_values = values_.data() + (store ? 0 : drafted);
   t.draft_stride = s.kv_width();

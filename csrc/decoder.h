@@ -22,9 +22,11 @@ struct DecoderShape {
   int q_width() const { return heads * head_dim; }
   int kv_width() const { return kv_heads * head_dim; }
   int value_stride() const { return (head_dim + 15) / 16 * 16; }
-  // Floats of one layer in a block: keys [kv_heads, head_dim, kKvBlock], then values [kv_heads, kKvBlock, stride].
-  size_t key_floats() const { return static_cast<size_t>(kv_width()) * kKvBlock; }
-  size_t layer_floats() const { return key_floats() + static_cast<size_t>(kv_heads) * kKvBlock * value_stride(); }
+  // Floats of one layer in a block: per key-value head keys [head_dim, kKvBlock], then values [kKvBlock, stride], side by
+  // side since a task reads both and processors read ahead.
+  size_t key_floats() const { return static_cast<size_t>(head_dim) * kKvBlock; }
+  size_t head_floats() const { return key_floats() + static_cast<size_t>(kKvBlock) * value_stride(); }
+  size_t layer_floats() const { return head_floats() * kv_heads; }
   size_t block_floats() const { return layer_floats() * layers; }
 };
 

@@ -58,9 +58,9 @@ struct OpsTable {
   void (*attend_finish)(float total, const float* mixed, int head_dim, float* out);
 };
 
-// Floats of working memory for `attend`: scores of all units, scores of a few drafted keys, drafted keys.
+// Floats of working memory for `attend`: scores of all units, scores of a few drafted keys, drafted keys or values.
 constexpr size_t attend_work(int head_dim) {
-  return static_cast<size_t>(kSegment) * (kAttendUnits + head_dim) + 16 * kAttendUnits;
+  return static_cast<size_t>(kSegment) * (kAttendUnits + (head_dim + 15) / 16 * 16) + 16 * kAttendUnits;
 }
 
 }  // namespace slip

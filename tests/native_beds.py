@@ -190,10 +190,10 @@ def cache_of(subject: NativeTarget, slot: int) -> np.ndarray:
     shape, slots = subject._shape, subject._slots
     rows = []
     for position in range(subject.length(slot)):
-        block = slots.pool.data[slots.tables[slot, position // 32]].reshape(shape.layers, -1)
-        split = shape.kv_heads * shape.head_dim * 32
-        keys = block[:, :split].reshape(shape.layers, shape.kv_heads, shape.head_dim, 32)[..., position % 32]
-        values = block[:, split:].reshape(shape.layers, shape.kv_heads, 32, -1)[:, :, position % 32, : shape.head_dim]
+        block = slots.pool.data[slots.tables[slot, position // 32]].reshape(shape.layers, shape.kv_heads, -1)
+        split, place = shape.head_dim * 32, position % 32
+        keys = block[..., :split].reshape(shape.layers, shape.kv_heads, shape.head_dim, 32)[..., place]
+        values = block[..., split:].reshape(shape.layers, shape.kv_heads, 32, -1)[:, :, place, : shape.head_dim]
         rows.append(np.stack([keys, values], axis=1))
     return np.stack(rows) if rows else np.zeros((0,))
 

@@ -50,7 +50,7 @@ class DecoderShape:
 
     @property
     def layer_floats(self) -> int:
-        """Floats of one layer in a block: keys [kv_heads, head_dim, BLOCK], then values [kv_heads, BLOCK, stride]."""
+        """Floats of one layer in a block: per head keys [head_dim, BLOCK], then values [BLOCK, stride]."""
         return self.kv_heads * BLOCK * (self.head_dim + self.value_stride)
 
     @property

@@ -226,9 +226,9 @@ class ReferenceDecoder:
         """Views of one layer of a block: keys [kv_heads, head_dim, BLOCK], values [kv_heads, BLOCK, stride]."""
         shape = self.shape
         part = self.pool[block, layer * shape.layer_floats : (layer + 1) * shape.layer_floats]
-        split = shape.kv_heads * shape.head_dim * BLOCK
-        keys = part[:split].reshape(shape.kv_heads, shape.head_dim, BLOCK)
-        return keys, part[split:].reshape(shape.kv_heads, BLOCK, shape.value_stride)
+        heads, split = part.reshape(shape.kv_heads, -1), shape.head_dim * BLOCK
+        keys = heads[:, :split].reshape(shape.kv_heads, shape.head_dim, BLOCK)
+        return keys, heads[:, split:].reshape(shape.kv_heads, BLOCK, shape.value_stride)
 
 
 def stacked(parts: list[Packed], x: Floats) -> Floats:
