@@ -11,6 +11,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter, ReadsFeatures
+from slipstream.drafters.forced import within_grammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,8 @@ class Guard:
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
         self.total_failures = 0
+        self.asked = 0
+        """Steps in which it was asked for some row."""
         self._rows: dict[int, Row] = {}
         self._failures: dict[int, int] = {}
         self._in_a_row: dict[int, int] = {}
@@ -65,6 +68,7 @@ class Guard:
         ]
         if not asked:
             return offers
+        self.asked += 1
 
         def ask() -> None:
             for index in asked:
@@ -76,7 +80,7 @@ class Guard:
             for offer in made:
                 self._check(offer)
             for index, offer in zip(asked, made, strict=True):
-                offers[index] = offer
+                offers[index] = within_grammar(rows[index], offer)
 
         started = perf_counter()
         if self._attempt([rows[i] for i in asked], ask):

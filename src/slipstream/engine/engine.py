@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -28,8 +27,9 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.slots import SlotPool, common_prefix
 from slipstream.engine.step import Clock, Parts, step
 from slipstream.engine.stop import End, StopRules
+from slipstream.engine.watch import Watch
 from slipstream.sampling import Grammars, RowSampler, choice_seed, fresh_seed
-from slipstream.targets.base import RowInput, Target
+from slipstream.targets.base import Target
 from slipstream.verify.base import Verifier
 
 WORTH_SHARING = 32
@@ -62,7 +62,7 @@ class Engine:
         self.verifier, self.controller = verifier, controller
         self.debug = os.environ.get("SLIPSTREAM_DEBUG") == "1" if debug is None else debug
         self.drafting = Drafting(drafters, target.vocab_size)
-        self.ledger = Ledger()
+        self.watch, self.ledger = Watch(self.drafting), Ledger()
         self._scheduler = Scheduler(max_batch)
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
         self._pace = Pace()
@@ -273,13 +273,16 @@ class Engine:
         for answer in batch.answers:
             if answer.finish_reason:
                 self._finish(answer)
+        if self.watch.due(any(row.speculate for row in batch.rows)):
+            nodes, _ = self.ledger.totals([*self._scheduler.waiting, *self._scheduler.admitted])
+            self.watch.look(nodes.drafted_by_source, nodes.accepted_by_source, self.controller.gains())
         self._check(batch)
 
     def _finish(self, answer: Answer) -> None:
         """An answer has ended: its cache rows stay for a while, unless they are not to be trusted."""
         cold = self.ledger.plain_step_s is None and answer.count > 0 and answer.row.slot >= 0
         if cold and answer.finish_reason not in (ERROR, CANCELLED):
-            self._calibrate(answer.row)
+            self.ledger.calibrate(self.target, answer.row)
         self._leave(answer)
         self.ledger.ended(answer)
         if answer.finish_reason == ERROR or answer.request.replay:
@@ -292,16 +295,6 @@ class Engine:
         self._scheduler.remove(answer)
         answer.stats.drafter_failures += self.drafting.end(answer.row)
         self.controller.end(answer.row)
-
-    def _calibrate(self, row: Row) -> None:
-        """Measure one pass over an anchor alone; nothing of it is kept."""
-        if self.target.length(row.slot) + 2 > self.target.max_context:
-            return
-        started = time.perf_counter()
-        with contextlib.suppress(CacheFullError):
-            output = self.target.forward([RowInput(row.slot, row.tokens[-1])])
-            output.logits[0][0].max()  # reading it waits for devices that compute on while the host goes ahead
-            self.ledger.plain_step(1, time.perf_counter() - started)
 
     def cancel(self, request: Request, reason: str = CANCELLED, cause: str | None = None) -> None:
         """End what is left of a request, now or after the step that calls; its slots are then free again.
@@ -369,7 +362,7 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The state between two steps."""
         with self._lock:
-            return self.ledger.snapshot(self._scheduler, self.target.memory_bytes(), self.drafting)
+            return self.ledger.snapshot(self._scheduler, self.target.memory_bytes(), self.drafting, self.watch)
 
     def forget(self) -> None:
         """Drop what earlier answers left, kept prefixes and what drafters learned, as if the next were the first."""

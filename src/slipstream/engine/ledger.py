@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slipstream.core.errors import CacheFullError
 from slipstream.core.stats import Speculation, total
+from slipstream.core.types import Row
 from slipstream.engine.batch import Batch
 from slipstream.engine.drafting import Drafting, RunSetting
 from slipstream.engine.request import Answer, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import Clock
+from slipstream.engine.watch import DrafterState, Event, Watch
+from slipstream.targets.base import RowInput, Target
 
 PLAIN_STEPS = 64
 """Plain steps whose times are remembered by number of rows, to know what they cost without speculation."""
@@ -25,7 +31,7 @@ class Snapshot:
     running, reading, waiting: answers. tokens: generated; prompt_tokens: of all requests taken; reused_tokens: those
     among them that were in the cache already. finished: answers by finish reason. plain_step_s: seconds of a plain
     step of one row. speedup: tokens per second over what plain steps of as many rows would have brought. drafting:
-    drafters in use now; setting: what was set at run time.
+    drafters in use now; drafters: how each does; setting: what was set at run time; events: decisions about drafters.
     """
 
     running: int
@@ -43,6 +49,8 @@ class Snapshot:
     speedup: float | None
     drafting: tuple[str, ...] = ()
     setting: RunSetting = field(default_factory=RunSetting)
+    drafters: dict[str, DrafterState] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
 
 
 class Ledger:
@@ -71,6 +79,16 @@ class Ledger:
     def plain_step(self, rows: int, seconds: float) -> None:
         """A step of so many rows without any draft took so long."""
         self._plain.setdefault(rows, deque(maxlen=PLAIN_STEPS)).append(seconds)
+
+    def calibrate(self, target: Target, row: Row) -> None:
+        """Measure one pass over an anchor alone; nothing of it is kept."""
+        if target.length(row.slot) + 2 > target.max_context:
+            return
+        started = time.perf_counter()
+        with contextlib.suppress(CacheFullError):
+            output = target.forward([RowInput(row.slot, row.tokens[-1])])
+            output.logits[0][0].max()  # reading it waits for devices that compute on while the host goes ahead
+            self.plain_step(1, time.perf_counter() - started)
 
     @property
     def plain_step_s(self) -> float | None:
@@ -108,11 +126,11 @@ class Ledger:
 
     def totals(self, alive: Sequence[Answer]) -> tuple[Speculation, int]:
         """Statistics and tokens of all answers, those that are alive included."""
-        counted = [answer for answer in alive if not answer.request.replay]
+        counted = [answer for answer in alive if answer.stats.num_steps and not answer.request.replay]
         counts = [self._tokens, *(answer.count for answer in counted)]
         return total([self._speculation, *(answer.stats for answer in counted)], counts), sum(counts)
 
-    def snapshot(self, scheduler: Scheduler, memory: Mapping[str, int], drafting: Drafting) -> Snapshot:
+    def snapshot(self, scheduler: Scheduler, memory: Mapping[str, int], drafting: Drafting, watch: Watch) -> Snapshot:
         """All of it, with what waits and runs and the memory that it takes (as `Target.memory_bytes` says)."""
         speculation, tokens = self.totals([*scheduler.waiting, *scheduler.admitted])
         return Snapshot(
@@ -131,4 +149,6 @@ class Ledger:
             speedup=self.speedup,
             drafting=tuple(guard.name for guard in drafting.active),
             setting=drafting.setting,
+            drafters=watch.states(),
+            events=tuple(watch.events),
         )
