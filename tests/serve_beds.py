@@ -46,7 +46,7 @@ def small(monkeypatch: Any, pause: float = 0.0, **settings: Any) -> LLM:
 class Running:
     """A server in a thread; `llm` and `served` once it is ready."""
 
-    def __init__(self, llm: LLM, settings: Settings, max_waiting: int = 128) -> None:
+    def __init__(self, llm: LLM, settings: Settings, **worker: Any) -> None:
         self.llm, self.service = llm, Service(settings)
         self.served: Served | None = None
         self.go = threading.Event()
@@ -56,7 +56,7 @@ class Running:
 
         def load(service: Service) -> Served:
             self.go.wait()
-            self.served = served(llm, service, max_waiting)
+            self.served = served(llm, service, **worker)
             return self.served
 
         self.listener = bind("127.0.0.1", 0)
@@ -105,9 +105,9 @@ class Running:
 
 
 @contextmanager
-def running(llm: LLM, max_waiting: int = 128, **settings: Any) -> Iterator[Running]:
-    """A server that is ready."""
-    made = Running(llm, Settings(**settings), max_waiting).start().ready()
+def running(llm: LLM, worker: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
+    """A server that is ready. worker: options of its worker."""
+    made = Running(llm, Settings(**settings), **(worker or {})).start().ready()
     try:
         yield made
     finally:

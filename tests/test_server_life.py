@@ -42,7 +42,7 @@ def quiet(server) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_200_clients_that_are_cut_off_leave_nothing_behind(slow, stream):
-    with sb.running(slow, max_waiting=256) as server:
+    with sb.running(slow, worker={"max_waiting": 256}) as server:
         before = server.free()
         clients = [raw_request(server, stream=stream, n=1 + index % 2, **LONG) for index in range(200)]
         if stream:
@@ -80,7 +80,7 @@ def started(server) -> int:
 
 
 def test_a_full_queue_answers_at_once(slow):
-    with sb.running(slow, max_waiting=3) as server, server.client() as client:
+    with sb.running(slow, worker={"max_waiting": 3}) as server, server.client() as client:
         clients = []
         for most in (3, 6, 8):
             clients += [raw_request(server, stream=True, **LONG) for _ in range(most - len(clients))]
@@ -221,7 +221,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(monkeypatch):
 
 def test_one_request_that_fails_is_alone(slow, monkeypatch):
     """NaN among the logits of one request; the requests beside it do not notice."""
-    with sb.running(slow, max_waiting=20) as server, server.client() as client:
+    with sb.running(slow, worker={"max_waiting": 20}) as server, server.client() as client:
         expected = client.post(COMPLETIONS, json=LONG).json()["choices"][0]["text"]
         table = server.llm.target.table
         bad = server.llm.tokenizer.encode("~")[0]
@@ -293,8 +293,8 @@ def test_prompts_are_logged_when_that_is_asked_for(monkeypatch, caplog):
     assert (fields["prompts"], fields["answers"]) == (["Hello"], [answer["choices"][0]["text"]])
 
 
-def test_health_does_not_wait_for_work(slow):
-    with sb.running(slow) as server, server.client() as client:
+def test_health_does_not_wait_for_work(monkeypatch):
+    with sb.running(sb.small(monkeypatch, pause=0.03)) as server, server.client() as client:
         busy = [raw_request(server, stream=True, **LONG) for _ in range(16)]
         sb.wait_for(lambda: len(server.service.jobs) == 16)
         for _ in range(20):
@@ -332,3 +332,31 @@ def test_switching_speculation_under_load_drops_nothing_and_changes_nothing(monk
             count += 1
         assert count > 5
         assert [found[index] for index in range(12)] == expected
+
+
+def test_the_shadow_check_turns_red_when_speculation_changes_a_token(monkeypatch):
+    """A share of 10 %, and a fault planted that alters a token in half the answers that were drafted for."""
+    from slipstream.engine import batch
+
+    plain = batch.emit
+
+    def alters(answer, draft, verdict, logits):
+        if draft.tokens and answer.row.id % 2:
+            verdict.tokens[0] = (verdict.tokens[0] + 1) % 90
+        return plain(answer, draft, verdict, logits)
+
+    for fault in (False, True):
+        if fault:
+            monkeypatch.setattr(batch, "emit", alters)
+        worker = {"shadow_share": 0.1, "alarm_stops": True}
+        llm = sb.small(monkeypatch, draft="suffix,recycling", max_batch=4)
+        with sb.running(llm, worker, admin_key="root") as server, server.client("root") as client:
+            count = 0
+            while count < (200 if fault else 40) and not server.served.worker.shadow.differed:
+                body = {"prompt": "aaaa", "max_tokens": 12, "ignore_eos": True, "seed": count, "temperature": 0.4}
+                assert client.post(COMPLETIONS, json=body).status_code == 200
+                count += 1
+            sb.wait_for(lambda: server.metric("slipstream_shadow_checks_total") > 0)
+            assert bool(server.metric("slipstream_shadow_alarms_total")) == fault
+            assert client.get("/admin/speculation").json()["enabled"] != fault
+            assert server.metric("slipstream_choices_total") == count, "replays are no requests of anybody"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from slipstream.server.service import Served, Service
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+WORKER = {"max_waiting": "max_waiting", "shadow_share": "shadow", "alarm_stops": "shadow_stops"}
+"""Options of the worker, and their words on the command line."""
 INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serve]'"
 
 
@@ -47,6 +49,12 @@ def serve(
     drain: Annotated[
         float, typer.Option("--drain", help="Seconds that requests have to end after SIGTERM.", min=0)
     ] = 30.0,
+    shadow: Annotated[
+        float, typer.Option("--shadow", help="Share of requests decoded again plainly, 0 to 1.", min=0, max=1)
+    ] = 0.0,
+    shadow_stops: Annotated[
+        bool, typer.Option("--shadow-stops", help="Switch speculation off when the shadow check finds a difference.")
+    ] = False,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Texts of prompts and answers in the log.")
     ] = False,
@@ -92,7 +100,8 @@ def run(options: Mapping[str, Any]) -> int:
 
     def load(service: Service) -> Served:
         llm = o.load(options)
-        return served(llm, service, options["max_waiting"], names(options["name"], options["model"], llm.name))
+        called = names(options["name"], options["model"], llm.name)
+        return served(llm, service, called, **{name: options[word] for name, word in WORKER.items()})
 
     return serve_forever(load, settings, options["host"], options["port"])
 
@@ -103,11 +112,14 @@ def names(given: str | None, model: str, own: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in known if name))
 
 
-def served(llm: LLM, service: Service, max_waiting: int = 128, called: tuple[str, ...] = ()) -> Served:
-    """A loaded model as the server takes it, its engine running. called: its names, its own if there are none."""
+def served(llm: LLM, service: Service, called: tuple[str, ...] = (), **options: Any) -> Served:
+    """A loaded model as the server takes it, its engine running.
+
+    called: its names, its own if there are none. options: of its worker.
+    """
     from slipstream.server.service import Served
 
-    worker = llm.worker(max_waiting=max_waiting, on_fault=service.fail)
+    worker = llm.worker(on_fault=service.fail, **options)
     worker.start()
     return Served(
         names=called or (llm.name,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -47,7 +48,7 @@ def describe(served: Served) -> dict[str, Any]:
         "enabled": seen.setting.speculation,
         "drafters": None if limits.drafters is None else list(limits.drafters),
         "max_nodes": limits.max_nodes,
-        "loaded": list(served.drafters),
+        "loaded": {name: asdict(state) for name, state in seen.drafters.items()},
         "in_use": list(seen.drafting),
         "speedup_estimate": seen.speedup,
     }

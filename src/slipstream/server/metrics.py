@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 if TYPE_CHECKING:
     from slipstream.core.stats import Speculation
     from slipstream.engine.ledger import Snapshot
+    from slipstream.engine.replay import ShadowCounts
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
@@ -60,8 +61,8 @@ class Meter:
         return generate_latest(self.registry)
 
 
-def engine_metrics(seen: Snapshot, drafters: Sequence[str]) -> Iterable[Metric]:
-    """What the engine counts. drafters: those that are loaded."""
+def engine_metrics(seen: Snapshot, shadow: ShadowCounts) -> Iterable[Metric]:
+    """What the engine and its shadow check count."""
     stats, used = seen.speculation, seen.kv_used_bytes
     size = used + seen.kv_free_bytes
     yield _counter("choices", "answers ended", seen.finished, "finish_reason")
@@ -84,8 +85,13 @@ def engine_metrics(seen: Snapshot, drafters: Sequence[str]) -> Iterable[Metric]:
     yield _nodes(stats)
     yield gauge("speedup_estimate", "realised speed over plain decoding of the same batches", seen.speedup or 1.0)
     yield gauge("speculation_enabled", "1 when speculation is switched on", float(seen.setting.speculation))
-    active = {name: float(name in seen.drafting) for name in drafters}
-    yield gauge("drafter_active", "1 for drafters that are asked", active)
+    states = seen.drafters.items()
+    yield gauge("drafter_active", "0 when switched off or taken out", {name: float(one.active) for name, one in states})
+    yield gauge("drafter_working", "1 while it pays", {name: float(one.working) for name, one in states})
+    yield gauge("drafter_acceptance", "accepted / verified nodes", {name: one.acceptance for name, one in states})
+    yield _counter("shadow_checks", "requests decoded again plainly", shadow.checked)
+    yield _counter("shadow_alarms", "requests that differed from plain decoding", shadow.differed)
+    yield _counter("shadow_skipped", "requests that were to be decoded again but were not", shadow.skipped)
 
 
 def _nodes(stats: Speculation) -> Metric:

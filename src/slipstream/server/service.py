@@ -183,7 +183,8 @@ class Service:
     def _metrics(self) -> Iterable[Metric]:
         yield gauge("engine_up", "1 while the engine makes progress", float(self.state in ("ready", "draining")))
         if self._served is not None:
-            yield from engine_metrics(self._served.worker.stats(), self._served.drafters)
+            worker = self._served.worker
+            yield from engine_metrics(worker.stats(), worker.shadow)
 
 
 def same_key(given: str, key: str) -> bool:
