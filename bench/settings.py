@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paired
-
 from slipstream import LLM, SamplingParams
+from slipstream.bench import paired
 from slipstream.build import load_target, open_named
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import Controller

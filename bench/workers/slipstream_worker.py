@@ -1,4 +1,6 @@
-"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...). Model: a GGUF file or a folder."""
+"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...); with @transformers behind it on that
+runtime. Model: a GGUF file or a folder.
+"""
 
 import sys
 
@@ -7,12 +9,11 @@ import common
 import slipstream
 from slipstream import LLM, SamplingParams
 
-models: dict[str, LLM] = {}
-
 
 def load(setting: str) -> common.Generate:
-    draft = "none" if setting == "plain" else setting
-    llm = LLM(sys.argv[1], draft=draft, threads=int(sys.argv[2]), max_context=4096)
+    draft, _, runtime = setting.partition("@")
+    draft = "none" if draft == "plain" else draft
+    llm = LLM(sys.argv[1], draft=draft, threads=int(sys.argv[2]), max_context=4096, runtime=runtime or None)
 
     def generate(messages: list[dict], limit: int) -> tuple[int, str]:
         llm.forget()  # cold caches: neither prefixes nor recycled tokens of an earlier run

@@ -1,4 +1,5 @@
-"""transformers' own `generate`. Settings: plain, prompt_lookup. Model: a Hugging Face folder, run in fp32."""
+"""transformers' own `generate`. Settings: plain, prompt_lookup; prompt_lookup3 and so on for
+other numbers of guesses. Model: a Hugging Face folder, run in fp32."""
 
 import sys
 
@@ -13,7 +14,9 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).e
 
 
 def load(setting: str) -> common.Generate:
-    options = {"prompt_lookup_num_tokens": 5} if setting == "prompt_lookup" else {}
+    options = {}
+    if setting.startswith("prompt_lookup"):
+        options = {"prompt_lookup_num_tokens": int(setting.removeprefix("prompt_lookup") or 5)}
 
     def generate(messages: list[dict], limit: int) -> tuple[int, str]:
         inputs = tokenizer.apply_chat_template(

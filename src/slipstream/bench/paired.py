@@ -1,7 +1,4 @@
-"""Statistics that the measurements share: paired ratios of interleaved runs, and how far to trust them.
-
-Not called `statistics`: a script's own folder comes first on Python's path, and that name is the standard library's.
-"""
+"""Statistics that the measurements share: paired ratios of interleaved runs, and how far to trust them."""
 
 from __future__ import annotations
 

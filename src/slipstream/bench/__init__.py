@@ -1,0 +1,1 @@
+"""Measurements: settings of speculation on one model, and load on a server."""
