@@ -247,6 +247,45 @@ def test_masks_at_nodes_equal_those_of_a_fresh_grammar_after_the_same_tokens(for
 
 
 @needs_library
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_nodes_that_cannot_be_accepted_are_named_and_no_others(form):
+    rng, row = np.random.default_rng(4), start(form)
+    dropped = kept = 0
+    for _ in range(40):
+        tokens, parents, paths = [], [], [()]
+        for _ in range(12):
+            above = int(rng.integers(len(paths)))
+            options = np.flatnonzero(row.allowed(paths[above]))
+            token = int(rng.choice(options)) if len(options) and rng.random() < 0.8 else int(rng.integers(WIDTH))
+            if (*paths[above], token) not in paths:
+                tokens.append(token)
+                parents.append(above - 1)
+                paths.append((*paths[above], token))
+        fits = row.fitting(tokens, parents)
+        for node, good in enumerate(fits):
+            path = paths[node + 1]
+            alive = all(row.allowed(path[:depth])[path[depth]] for depth in range(len(path)))
+            alive = alive and not {END, OTHER_END} & set(path[:-1])  # nothing is worth drafting after an end
+            assert good or not alive, "nothing that may be accepted is dropped"
+            assert alive or not good or len(path) > 1, "at the first level it is exact"
+            assert not good or parents[node] < 0 or fits[parents[node]], "what is left is a tree"
+        dropped, kept = dropped + fits.count(False), kept + fits.count(True)
+    assert dropped > 20
+    assert kept > 20
+
+
+@needs_library
+def test_drafters_offer_only_what_fits():
+    made = engine(drafters=[beds.given(ids("reddish")), beds.random_tree(WIDTH)], nodes=8, shape="tree")
+    output = beds.answer(made, [BOS], structured_outputs={"choice": ["redder", "reds"]})
+    offered = output.speculation.nodes["given"].offered
+    assert offered[0] == 1, "the word itself at the beginning, nothing of it later"
+    assert sum(output.speculation.nodes["given"].offered) < 4
+    free = beds.answer(made, [BOS], max_tokens=4, logit_bias={273: -100, 274: -100})
+    assert sum(free.speculation.nodes["given"].offered) >= 4
+
+
+@needs_library
 def test_padding_and_control_tokens_are_never_allowed():
     for form in ({"regex": r"(?s:.)*"}, {"json_object": True}, {"regex": "<s>[a-z]*"}):
         allowed = start(form).allowed(())

@@ -37,6 +37,9 @@ class Sampler(Protocol):
     def forced(self) -> list[int]:
         """A guess of the tokens that the request's grammar leaves no choice about next; none without one."""
 
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a tree the request's grammar may accept, as far as is known cheaply; all without one."""
+
     def uniforms(self, purpose: str, step: int, count: int) -> NDArray[np.float64]:
         """`count` uniforms in (0, 1) of one purpose (draft, accept, residual, bonus) and step."""
 

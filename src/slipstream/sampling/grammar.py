@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.tree import ANCHOR
 
 if TYPE_CHECKING:
     from slipstream.core.structured import StructuredOutputs
@@ -183,6 +184,29 @@ class TokenGrammar:
             return []
         found: list[int] = self._matcher.compute_ff_tokens()
         return found
+
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a tree (as in Draft) may be accepted as far as is known cheaply, parents before children.
+
+        Right after the committed output that is the mask itself; below, it is what the matcher can read.
+        """
+        fits: list[bool] = []
+        first = self.allowed(())
+        paths: dict[int, tuple[int, ...]] = {ANCHOR: ()}
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            above = paths.get(parent)
+            if above is None:
+                fits.append(False)
+                continue
+            path = (*above, token)
+            if token in self._end_ids:
+                fits.append(bool(self.allowed(above)[token]))
+                continue
+            good = bool(first[token]) if parent == ANCHOR else self._read(path)
+            fits.append(good)
+            if good:
+                paths[node] = path
+        return fits
 
     def _mask(self, path: tuple[int, ...]) -> Mask:
         before_end = self._before_end(path)

@@ -29,6 +29,9 @@ class Grammar(Protocol):
     def forced(self) -> list[int]:
         """A guess of the tokens that must come next."""
 
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a tree may be accepted, as far as is known cheaply."""
+
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:
         """Mask [vocab] of tokens that may follow."""
 

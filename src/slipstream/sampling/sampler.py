@@ -80,6 +80,10 @@ class RowSampler:
         """A guess of the tokens that the grammar leaves no choice about next; none without one."""
         return [] if self._grammar is None else self._grammar.forced()
 
+    def fitting(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Which nodes of a tree the grammar may accept, as far as is known cheaply; all of them without one."""
+        return [True] * len(tokens) if self._grammar is None else self._grammar.fitting(tokens, parents)
+
     def question(self, path: Sequence[int]) -> Question:
         """What decides the token after `path` but for the logits (`draw`'s twin on a device asks)."""
         question = self._processors.question(self._key(path), path)
