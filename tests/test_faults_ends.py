@@ -228,6 +228,6 @@ def test_planted_budget_faults_are_seen(monkeypatch):
     with pytest.raises(AssertionError):
         test_fault_11_budgets_are_met_exactly(3)
     monkeypatch.undo()
-    monkeypatch.setattr(Batch, "clip", lambda self, limits: list(limits))
+    monkeypatch.setattr(Batch, "clip", lambda self, limits, drafters: list(limits))
     with pytest.raises(AssertionError):
         test_fault_12_the_context_ends_the_answer(56, 16)
