@@ -87,7 +87,10 @@ class FeatureStore:
             return
         if features.shape != (len(tokens) - 1, self.width):
             raise InputError(f"features are {list(features.shape)} for {len(tokens)} tokens of width {self.width}")
-        self._data.write(np.clip(features, -LARGEST, LARGEST).astype(np.float16).tobytes())
+        self._keep(key, _halves(features))
+
+    def _keep(self, key: str, features: NDArray[np.float16]) -> None:
+        self._data.write(features.tobytes())
         entry = {"key": key, "start": self._end, "length": len(features)}
         self._places[key] = (self._end, len(features))
         self._end += len(features)
@@ -180,7 +183,17 @@ class Recorder:
         """The store is its opener's to close."""
 
 
-def _halves(features: NDArray[np.float32]) -> NDArray[np.float16]:
+def header_of(folder: Path) -> dict[str, Any]:
+    """The first line of a folder's index; empty when there is none."""
+    try:
+        with (folder / INDEX).open(encoding="utf-8") as file:
+            found = json.loads(file.readline())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _halves(features: NDArray[np.floating[Any]]) -> NDArray[np.float16]:
     return np.clip(features, -LARGEST, LARGEST).astype(np.float16)
 
 

@@ -290,7 +290,9 @@ def attend(queries: Tensor, real: Pair, seen: Tensor, steps: Sequence[Pair]) -> 
     scores = (queries @ keys.transpose(-1, -2)).float() * scale
     scores = scores.masked_fill(~seen, float("-inf"))
     size = scores.shape[-1]
-    own = [(queries.float() * key.repeat_interleave(groups, 1).float()).sum(-1, keepdim=True) * scale for key, _ in steps]
+    own = [
+        (queries.float() * key.repeat_interleave(groups, 1).float()).sum(-1, keepdim=True) * scale for key, _ in steps
+    ]
     weights = torch.cat([scores, *own], -1).softmax(-1)
     found = weights[..., :size].to(values.dtype) @ values
     for number, (_, value) in enumerate(steps):
@@ -300,11 +302,8 @@ def attend(queries: Tensor, real: Pair, seen: Tensor, steps: Sequence[Pair]) -> 
 
 def make_module(config: HeadConfig, embedding: Tensor | None, head_rows: Tensor | None) -> EagleHead | MedusaHead:
     """A module for a description; its parameters are those that the description names, in any order."""
-    module: EagleHead | MedusaHead
-    if config.kind == "medusa":
-        module = MedusaHead(config, head_rows)
-    else:
-        module = EagleHead(config, embedding, head_rows)
+    medusa = config.kind == "medusa"
+    module = MedusaHead(config, head_rows) if medusa else EagleHead(config, embedding, head_rows)
     named = {name: tuple(value.shape) for name, value in module.named_parameters()}
     assert named == tensors(config), "modules and description differ"
     return module

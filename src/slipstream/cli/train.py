@@ -1,0 +1,350 @@
+"""`slipstream train`: the target writes answers, a head learns to guess them."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.app import app
+from slipstream.core.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from slipstream.models.files import ModelFile
+    from slipstream.train.build import Design, Material
+    from slipstream.train.run import Options, Point, Training
+
+commands = typer.Typer(
+    help="Make draft heads: the target writes answers (answers), a head learns from them (eagle3, medusa).",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(commands, name="train")
+
+Target = Annotated[str, typer.Option("--target", help="Model to train for: name, GGUF file or folder.")]
+Data = Annotated[list[Path], typer.Option("--data", help="Files of answers; repeatable.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run; the head is in it in the end.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Time limit.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Optimizer steps; the same steps give the same weights.")]
+DraftVocab = Annotated[int, typer.Option("--draft-vocab", help="Tokens it can draft: the answers' most frequent.")]
+Goal = Annotated[str, typer.Option("--objective", help="ce, kl, tv, accept or greedy; join several by +.")]
+Rate = Annotated[float, typer.Option("--learning-rate", help="At its peak.")]
+Positions = Annotated[int, typer.Option("--batch", help="Answer tokens per step.")]
+Seed = Annotated[int, typer.Option("--seed", help="Weights and order of the data.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Threads of torch; all cores when not given.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or mps.")]
+Storage = Annotated[str, typer.Option("--storage", help="How weights are written: F32, F16, BF16 or Q8_0.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
+Features = Annotated[Path | None, typer.Option("--features", help="Folder of features; beside the data by default.")]
+Layers = Annotated[
+    str, typer.Option("--feature-layers", help="Layers an EAGLE-3 head reads, as 2,15,27; three by default.")
+]
+Fp32 = Annotated[bool, typer.Option("--fp32", help="Compute in float32 instead of bfloat16.")]
+
+
+@commands.command("prompts")
+def prompts(
+    out: Annotated[Path, typer.Option("--out", help="File to write, a prompt per line.")],
+    count: Annotated[int, typer.Option("--count", help="How many.")] = 8000,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same prompts.")] = 0,
+) -> None:
+    """Write varied prompts: chat, questions, writing, translation, summaries, code, extraction, reasoning."""
+    from slipstream.train.prompts import make_prompts
+
+    rows = [json_format.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in make_prompts(count, seed)]
+    try:
+        out.write_text("".join(rows), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
+    typer.echo(f"{len(rows)} prompts in {out}")
+
+
+@commands.command("answers")
+def answers(
+    target: Target,
+    prompts: Annotated[list[Path], typer.Option("--prompts", help="JSONL with prompt, question or messages.")],
+    out: Annotated[Path, typer.Option("--out", help="File of answers; an earlier run is gone on with.")],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer at most.")] = 200,
+    sampled: Annotated[float, typer.Option("--sampled", help="Share of answers drawn, the others greedy.")] = 0.25,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the answers that are drawn.")] = 0.8,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Answers written side by side.")] = 32,
+    threads: Threads = None,
+    feature_layers: Layers = "",
+    medusa: Annotated[bool, typer.Option("--medusa", help="Keep the features Medusa reads, not EAGLE-3's.")] = False,
+) -> None:
+    """The target answers prompts, and its hidden states are kept on the way. Killed, it goes on where it was."""
+    from slipstream.kernels import measure, native
+    from slipstream.models.fingerprint import weights_fingerprint
+    from slipstream.train.answers import Author, Progress, Settings, prompt_key, read_prompts, write_answers
+    from slipstream.train.build import Design, head_config, load_target, store_folder, stored_layers
+    from slipstream.train.features import FeatureStore
+
+    settings = Settings(max_tokens, temperature, sampled, max_batch)
+    asked = sorted(read_prompts(prompts), key=prompt_key)
+    file = open_target(target)
+    if threads is None:
+        measure.settle_threads()
+    else:
+        native.set_threads(threads)
+    kind = "medusa" if medusa else "eagle3"
+    config = head_config(file, Design(kind, min(8192, file.config.vocab_size), feature_layers=numbers(feature_layers)))
+    layers = stored_layers(config, file.config.num_layers)
+    width = len(layers) * file.config.hidden_size
+    store = FeatureStore(store_folder(out), {"weights": weights_fingerprint(file.path), "layers": list(layers)}, width)
+    author = Author(load_target(file, layers, max_batch + 8), file, max_batch, store)
+
+    def report(progress: Progress) -> None:
+        left = (progress.total - progress.done) * progress.seconds / max(1, progress.done - begun)
+        say(f"{progress.done}/{progress.total} answers, {progress.rate:.0f} tokens/s, {clock(left)} left")
+
+    model = {"model": file.name, "tokenizer": config.fingerprint, "vocab_size": file.config.vocab_size}
+    begun = known_before(out)
+    try:
+        done = write_answers(author, asked, out, model, settings, report)
+    finally:
+        store.close()
+    typer.echo(f"{done.done} answers in {out}; {done.tokens} tokens in {clock(done.seconds)}")
+
+
+@commands.command("eagle3")
+def eagle3(
+    context: typer.Context,
+    target: Target,
+    data: Data,
+    out: Out,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    draft_vocab: DraftVocab = 8192,
+    objective: Goal = "ce",
+    unroll: Annotated[int, typer.Option("--unroll", help="Tokens drafted in a row, in training and after.")] = 3,
+    alone: Annotated[float, typer.Option("--alone", help="Share of the run with the first guess only.")] = 0.5,
+    feature_layers: Layers = "",
+    layers: Annotated[int, typer.Option("--layers", help="Decoder layers of the head.")] = 1,
+    intermediate: Annotated[int, typer.Option("--intermediate", help="Width of its MLP; 0: the target's.")] = 0,
+    markov: Annotated[int, typer.Option("--markov", help="Rank of a bias by the token before; 0: none.")] = 0,
+    feature_norm: Annotated[bool, typer.Option(help="Norm each feature before they are joined.")] = True,
+    embedding_residual: Annotated[bool, typer.Option(help="Add the embedding to the residual.")] = True,
+    learning_rate: Rate = 1.5e-3,
+    batch: Positions = 1024,
+    seed: Seed = 0,
+    threads: Threads = None,
+    device: Device = "cpu",
+    storage: Storage = "F16",
+    resume: Resume = False,
+    features: Features = None,
+    fp32: Fp32 = False,
+) -> None:
+    """Train an EAGLE-3 head on answers of the target."""
+    require_training()
+    from slipstream.train.build import Design
+
+    design = Design(
+        "eagle3",
+        draft_vocab,
+        unroll,
+        layers,
+        intermediate,
+        numbers(feature_layers),
+        feature_norm=feature_norm,
+        embedding_residual=embedding_residual,
+        markov_rank=markov,
+    )
+    carry_out(design, context.params)
+
+
+@commands.command("medusa")
+def medusa(
+    context: typer.Context,
+    target: Target,
+    data: Data,
+    out: Out,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    draft_vocab: DraftVocab = 8192,
+    objective: Goal = "ce",
+    heads: Annotated[int, typer.Option("--heads", help="Tokens drafted: a head for each.")] = 3,
+    layers: Annotated[int, typer.Option("--layers", help="Residual blocks of each head.")] = 1,
+    learning_rate: Rate = 1.5e-3,
+    batch: Positions = 1024,
+    seed: Seed = 0,
+    threads: Threads = None,
+    device: Device = "cpu",
+    storage: Storage = "F16",
+    resume: Resume = False,
+    features: Features = None,
+    fp32: Fp32 = False,
+) -> None:
+    """Train Medusa heads on answers of the target."""
+    require_training()
+    from slipstream.train.build import Design
+
+    carry_out(Design("medusa", draft_vocab, heads, medusa_layers=layers), context.params)
+
+
+def carry_out(design: Design, given: dict[str, Any]) -> None:
+    """Gather, train, write."""
+    import torch
+
+    from slipstream.train.build import gather, start
+    from slipstream.train.result import draw_curve, write_result
+
+    if given["threads"]:
+        torch.set_num_threads(given["threads"])
+    torch.use_deterministic_algorithms(given["steps"] is not None)
+    options, folder = options_of(given), given["out"]
+    check_storage(given["storage"])
+    check_folder(folder, given["resume"])
+    file = open_target(given["target"])
+    material = gather(file, given["data"], design, given["features"], report_features)
+    provenance = facts_of(design, options)
+    keep_facts(folder, {**material.provenance, **provenance}, given["resume"])
+    training = start(material, options, torch.device(given["device"]))
+    if given["resume"]:
+        training.resume(folder)
+    announce(material, training)
+    try:
+        training.run(folder, report_point)
+    finally:
+        material.shelf.close()
+        if training.state.points or training.over:
+            write_result(folder, training, material, given["storage"], {**provenance, "command": command_line()})
+            draw_curve(folder, training.state.points, f"{design.kind} head for {file.name}")
+    typer.echo(f"head in {folder}; use it with --draft head:{folder}")
+
+
+def options_of(given: dict[str, Any]) -> Options:
+    """Options of a run out of the command's."""
+    from slipstream.train.run import Options
+    from slipstream.train.schedule import Schedule
+
+    return Options(
+        steps=given["steps"],
+        minutes=given["minutes"],
+        positions=given["batch"],
+        objective=given["objective"],
+        schedule=Schedule(given["learning_rate"], given.get("unroll", 1), given.get("alone", 0.0)),
+        seed=given["seed"],
+        autocast=not given["fp32"],
+    )
+
+
+def check_storage(name: str) -> None:
+    """Raise InputError for a storage that is not known, before anything is computed."""
+    from slipstream.models.heads.head import STORAGE
+
+    if name not in STORAGE:
+        raise InputError(f"--storage is {name}; choose one of {', '.join(STORAGE)}")
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raise InputError where a run would be written over, or one to resume is not there."""
+    from slipstream.train.run import CHECKPOINT
+
+    there = (folder / CHECKPOINT).exists()
+    if there and not resume:
+        raise InputError(f"{folder} holds a run already; add --resume to go on, or name another folder")
+    if resume and not there:
+        raise InputError(f"{folder} holds no run to resume; leave out --resume to begin one")
+
+
+def facts_of(design: Design, options: Options) -> dict[str, Any]:
+    """Design, options and versions, as provenance keeps them."""
+    from importlib.metadata import version
+
+    versions = {name: version(name) for name in ("slipstream", "torch", "numpy")}
+    return {"design": asdict(design), "options": asdict(options), "versions": versions}
+
+
+CHANGEABLE = ("minutes", "save_every", "measure_every")
+"""Options that a resumed run may have differently."""
+
+
+def keep_facts(folder: Path, facts: dict[str, Any], resume: bool) -> None:
+    """Note what the run is started with. Raises InputError when it is resumed with something else."""
+    from slipstream.train.result import note_run, noted_run
+
+    def essence(table: dict[str, Any]) -> dict[str, Any]:
+        options = {name: value for name, value in table.get("options", {}).items() if name not in CHANGEABLE}
+        return {"options": options, **{name: table.get(name) for name in ("weights", "data", "design")}}
+
+    before = json_format.loads(json_format.dumps(essence(noted_run(folder)))) if resume else {}
+    now = json_format.loads(json_format.dumps(essence(facts)))
+    for name, value in now.items():
+        if resume and before.get(name) != value:
+            raise InputError(f"the run in {folder} had other {name} ({before.get(name)}); resume it with the same")
+    note_run(folder, facts)
+
+
+def announce(material: Material, training: Training) -> None:
+    """What is trained on what."""
+    config, rows = material.config, material.examples
+    count = sum(value.numel() for value in training.module.parameters())
+    tokens = sum(example.answer for example in rows[0])
+    say(f"{config.kind} head, {count / 1e6:.1f} M parameters, {config.draft_vocab} tokens to draft")
+    say(f"{len(rows[0])} answers ({tokens} tokens), {len(rows[1])} held out; step {training.state.step}")
+
+
+def report_point(training: Training, point: Point) -> None:
+    """One line per measurement."""
+    shares = " ".join(f"{share:.3f}" for share in point.acceptance)
+    say(
+        f"{clock(point.seconds)} step {point.step} loss {point.loss:.3f} held-out acceptance {shares}, "
+        f"{clock(training.seconds_left)} left"
+    )
+
+
+def report_features(done: int, total: int) -> None:
+    """Now and then, while features are computed."""
+    if done % 50 == 0:
+        say(f"features of {done}/{total} answers")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers joined by commas."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"--feature-layers is {text!r}; write layers as 2,15,27") from None
+
+
+def say(text: str) -> None:
+    """Progress goes to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds."""
+    whole = int(max(0, seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """The command as it was typed."""
+    return shlex.join(["slipstream", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def known_before(out: Path) -> int:
+    """Answers that a file holds already."""
+    return max(0, len(out.read_bytes().splitlines()) - 1) if out.exists() else 0
+
+
+def open_target(name: str) -> ModelFile:
+    """The model to train for, opened; fetched when it is a known name."""
+    from slipstream.models.files import open_model
+    from slipstream.models.registry import ensure
+
+    return open_model(ensure(name))
+
+
+def require_training() -> None:
+    """Raise ModelError naming the extra when torch is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ModelError("training needs torch, which is not installed: pip install 'slipstream[train]'") from None
