@@ -147,6 +147,7 @@ BAD = {
     "keyword that is not supported": {"json": {"type": "array", "uniqueItems": True}},
     "pattern inside": {"json": {"type": "string", "pattern": "("}},
     "nothing fits": {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+    "a circle": {"json": {"$ref": "#"}},
     "no such reference": {"json": {"$ref": "#/nope"}},
     "reference elsewhere": {"json": {"$ref": "http://localhost/schema.json"}},
     "open group": {"regex": "("},
@@ -214,6 +215,34 @@ def test_masks_allow_exactly_what_can_still_become_a_choice():
     assert allowed(red, END) == {END, OTHER_END}, "after the end only ends"
     assert allowed(red) == {b"d", END, OTHER_END}, "and back again"
     assert found.error == ""
+
+
+@needs_library
+def test_choices_are_taken_literally_and_may_be_many():
+    odd = [
+        "a.b",
+        "a|b",
+        "(",
+        "[x]",
+        "\\d",
+        "/",
+        '"',
+        "'",
+        "new\nline",
+        "\x07",
+        "<e>",
+        "☃😀",
+        " lead",
+        "{2}",
+        "^$",
+        "#-&~",
+    ]
+    for text in odd:
+        output = beds.answer(engine(), [BOS], structured_outputs={"choice": [text]})
+        assert (output.text, output.finish_reason) == (text, "stop")
+    many = [f"{place * 7919 % 10_000:05d}x" for place in range(5000)] * 2
+    assert len(StructuredOutputs(choice=many).choice or ()) == 5000
+    assert beds.answer(engine(), [BOS], structured_outputs={"choice": many}).text in many
 
 
 @needs_library

@@ -19,9 +19,9 @@ class StructuredOutputs:
     """The form of an answer: exactly one of json, json_object, regex, choice and grammar.
 
     json: a JSON schema, as a mapping, true, or JSON text (kept as text). json_object: any JSON object. regex: a pattern
-    for the whole answer. choice: texts, of which the answer is one. grammar: Lark or GBNF text. For the JSON forms:
-    whitespace_pattern is a regex for the white space between the parts (None: up to 32 characters, so that an answer
-    cannot be blanks for ever), disable_any_whitespace allows none. Raises InputError naming the value.
+    for the whole answer. choice: texts, of which the answer is one (each counts once). grammar: Lark or GBNF text. For
+    the JSON forms: whitespace_pattern is a regex for the white space between the parts (None: up to 32 characters, so
+    that an answer cannot be blanks for ever), disable_any_whitespace allows none. Raises InputError naming the value.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -96,7 +96,7 @@ def _choices(value: object) -> tuple[str, ...]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence) or not value:
         raise InputError(f"structured_outputs choice is {value!r:.80}; it must be a list of texts")
     _text("choice", "".join(text for text in value if isinstance(text, str)))
-    return tuple(_text("choice", text) for text in value)
+    return tuple(dict.fromkeys(_text("choice", text) for text in value))
 
 
 def _schema(value: object) -> str:

@@ -6,7 +6,6 @@ node of the draft tree it reads the node's path and goes back again: history at 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -27,8 +26,9 @@ BLANKS = r"[ \t\n\r]{1,32}"
 """White space between the parts of a JSON text unless the request says otherwise: any, but not for ever."""
 KEPT = 64
 """Compiled grammars that stay for the next request that asks for the same."""
-LEXER_FUEL = 100_000
-"""Size of patterns, in steps of the library: a fraction of a second, where its own limit allows many."""
+PATTERN_FUEL, CHOICE_FUEL = 100_000, 1_000_000
+"""Size of patterns, in steps of the library: a fraction of a second, where its own limit, which plain texts may use up,
+allows repetitions that take many."""
 
 
 class Tokens(Protocol):
@@ -116,16 +116,20 @@ class Grammars:
             grammar = _grammar(wanted)
         except ValueError as error:
             raise _refused(wanted, str(error)) from None
-        limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+        fuel = CHOICE_FUEL if wanted.kind == "choice" else PATTERN_FUEL
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=fuel, verbose_errors=False)
         wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, library, limits=limits)
         if wrong:
             raise _refused(wanted, messages[0])
         matcher = llguidance.LLMatcher(library, grammar, limits=limits, log_level=0)
         # The first token builds most of the automaton: what is too large shows here, before any work.
         probe = TokenGrammar(matcher.deep_copy(), self._vocab_size, self._tokenizer.end_ids)
-        probe.append(np.flatnonzero(probe.allowed(()))[:1].tolist())
-        if probe.error or not probe.allowed(()).any():
-            raise _refused(wanted, probe.error or "no token of this model fits it")
+        first = np.flatnonzero(probe.allowed(()))[:1].tolist()
+        if not first:
+            raise _refused(wanted, f"nothing fits it ({probe.error or matcher.stop_reason()})")
+        probe.append(first)
+        if not probe.allowed(()).any():
+            raise _refused(wanted, probe.error or "nothing fits it")
         return matcher
 
     def _open(self) -> Any:
@@ -173,7 +177,7 @@ class TokenGrammar:
         """Extend the committed output."""
         before_end = self._before_end(tokens)
         if not self._ended and not self._read(before_end):
-            self._error = f"the answer left its grammar at token {tokens[len(self._below)]}"
+            self._error = self._failure() or f"the answer left its grammar at token {tokens[len(self._below)]}"
         self._ended = self._ended or len(before_end) < len(tokens)
         self._below.clear()
         self._masks.clear()
@@ -256,7 +260,7 @@ def _grammar(wanted: StructuredOutputs) -> str:
     if wanted.kind == "regex":
         return LLMatcher.grammar_from_regex(str(wanted.regex))
     if wanted.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, wanted.choice or ())))
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, wanted.choice or ())))
     if wanted.kind == "grammar":
         return grammar_from("grammar", str(wanted.grammar))
     schema = str(wanted.json) if wanted.kind == "json" else '{"type": "object"}'
@@ -264,6 +268,11 @@ def _grammar(wanted: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
     blanks = wanted.whitespace_pattern or BLANKS
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": blanks})
+
+
+def _literal(text: str) -> str:
+    """The pattern that matches this text and no other."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else f"\\x{{{ord(letter):x}}}" for letter in text)
 
 
 def _first_line(message: str) -> str:
