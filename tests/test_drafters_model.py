@@ -162,6 +162,38 @@ def test_tokens_emitted_while_not_asked_are_read_later():
     fresh.begin(row)
     assert fresh.propose([row], [Limit(3, 3)])[0].tokens == offer.tokens
     drafter.end(row)
+    drafter.forget()
+    assert len(model.free) == 8
+
+
+def test_a_conversation_is_not_read_anew_at_every_turn():
+    """What a row of before left is taken up where the next one begins alike; what it drafts is what it would alone."""
+    model = beds.TableTransformer(1)
+    drafter, turn = SmallModel(model, VOCAB), row_of([1, 2, 3] * 10)
+    drafter.begin(turn)
+    drafter.propose([turn], [Limit(3, 3)])
+    advance(drafter, turn, [7] * 12)
+    drafter.propose([turn], [Limit(3, 3)])
+    drafter.end(turn)
+    read = model.prefilled
+    again, other = row_of([*turn.tokens, 5, 6, 7]), row_of([4, 5])
+    again.id, other.id = 11, 12
+    for row in (again, other):
+        drafter.begin(row)
+        offer = drafter.propose([row], [Limit(3, 3)])[0]
+        fresh = SmallModel(beds.TableTransformer(1), VOCAB)
+        fresh.begin(row)
+        assert fresh.propose([row], [Limit(3, 3)])[0].tokens == offer.tokens
+    assert model.prefilled == read, "the few new tokens ride along in the first pass"
+
+
+def test_a_slot_in_an_unknown_state_is_not_kept():
+    model = beds.TableTransformer(1)
+    drafter, row = SmallModel(model, VOCAB), row_of([1, 2, 3])
+    drafter.begin(row)
+    drafter.propose([row], [Limit(3, 3)])
+    model.truncate(drafter._rows[row.id].slot, 1)
+    drafter.end(row)
     assert len(model.free) == 8
 
 

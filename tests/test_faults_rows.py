@@ -13,7 +13,7 @@ from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
 from slipstream.engine import engine as engine_module
-from slipstream.engine import slots
+from slipstream.targets import slots
 
 SIZES = (1, 2, 3, 5, 8, 16)
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5}

@@ -17,10 +17,13 @@ from slipstream.core.tree import ANCHOR, chain
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.targets.base import RowInput, Target
+from slipstream.targets.slots import SlotPool
 from slipstream.verify import rules
 
 MOST_DEPTH = 16
 """Longest chain drafted, whatever the limit."""
+KEPT = 4
+"""Slots of rows that have left, whose tokens need not be read again."""
 READ_IN_PASS = 8
 """Missing tokens up to this many ride along in the first pass; more are prefilled before it."""
 RIVALS = 4
@@ -73,7 +76,8 @@ class _Plan:
 class SmallModel(Drafter):
     """Drafts a chain and, for wider limits, the runners-up beside it as leaves.
 
-    model: any target; its slots belong to this drafter. vocab_size: the target's; heads of different padding are cut
+    model: any target; its slots belong to this drafter, which keeps those of the last rows for texts that begin alike,
+    such as the next turn of a chat. vocab_size: the target's; heads of different padding are cut
     or filled up with probability 0. classical: draw at random from the model's own distribution and report it, as the
     rejection rules need; otherwise propose the best scores under the row's own noise, as `coupled` likes best.
     """
@@ -83,10 +87,12 @@ class SmallModel(Drafter):
     def __init__(self, model: Target, vocab_size: int, classical: bool = False):
         self.model, self.vocab_size, self.classical = model, vocab_size, classical
         self._rows: dict[int, _State] = {}
+        self._slots = SlotPool(model, KEPT)
 
     def begin(self, row: Row) -> None:
         """A row joins; its tokens are read when first asked for. Raises InputError when all slots are taken."""
-        self._rows[row.id] = _State(self.model.open())
+        slot, shared = self._slots.take(row.tokens)
+        self._rows[row.id] = _State(slot, shared)
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One tree per row; empty for rows that have outgrown this model's context."""
@@ -113,10 +119,19 @@ class SmallModel(Drafter):
                 self._roll_back(seen.row, state)
 
     def end(self, row: Row) -> None:
-        """The row leaves; its slot is free again."""
+        """The row leaves; its slot is kept for a while, unless a failure left it in an unknown state."""
         state = self._rows.pop(row.id, None)
-        if state is not None:
-            self.model.close(state.slot)
+        if state is None:
+            return
+        if self.model.length(state.slot) == state.committed + len(state.ahead):
+            self._roll_back(row, state)
+            self._slots.park(state.slot)
+        else:
+            self._slots.drop(state.slot)
+
+    def forget(self) -> None:
+        """Give back the slots that were kept."""
+        self._slots.forget()
 
     def _roll_back(self, row: Row, state: _State) -> None:
         """Keep of the drafted cache rows those that became committed tokens; the anchor is not one of them."""

@@ -24,12 +24,12 @@ from slipstream.engine.prompt import prompt_tokens
 from slipstream.engine.reading import ALONE_S, CHUNK_S, FEWEST_TOKENS, Pace
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.slots import SlotPool, common_prefix
 from slipstream.engine.step import Clock, Parts, step
 from slipstream.engine.stop import End, StopRules
 from slipstream.engine.watch import Watch
 from slipstream.sampling import Grammars, RowSampler, choice_seed, fresh_seed
 from slipstream.targets.base import Target
+from slipstream.targets.slots import SlotPool, common_prefix
 from slipstream.verify.base import Verifier
 
 WORTH_SHARING = 32

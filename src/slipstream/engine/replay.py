@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from slipstream.core.errors import InputError
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request
-from slipstream.engine.slots import common_prefix
+from slipstream.targets.slots import common_prefix
 
 log = logging.getLogger(__name__)
 
