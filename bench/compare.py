@@ -71,6 +71,13 @@ class Engine:
         self.process.stdin.flush()
         return self._read()
 
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
 
 def cpu_name() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -120,7 +127,9 @@ class Comparison:
                 minutes = (time.monotonic() - started) / 60
                 if done:
                     left = minutes / done * (todo - done)
-                    print(f"repeat {repeat + 1} row {index}: {done} of {todo} runs, {left:.0f} minutes left", flush=True)
+                    print(
+                        f"repeat {repeat + 1} row {index}: {done} of {todo} runs, {left:.0f} minutes left", flush=True
+                    )
                 if self.args.minutes and minutes > self.args.minutes:
                     print("stopped by --minutes; the same command goes on", flush=True)
                     return
@@ -257,8 +266,13 @@ def main() -> None:
     parser.add_argument("--minimum", type=int, default=32, help="rows with shorter answers are left out")
     args = parser.parse_args()
     rows = [json.loads(line) for line in Path(args.rows).read_text().splitlines() if line.strip()][: args.limit]
-    comparison = Comparison(args, rows, [Engine(spec, args.threads) for spec in args.engines])
-    comparison.measure()
+    engines = [Engine(spec, args.threads) for spec in args.engines]
+    try:
+        comparison = Comparison(args, rows, engines)
+        comparison.measure()
+    finally:
+        for engine in engines:
+            engine.close()
     print(comparison.path.with_suffix(".md").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Packed linear layers of the transformers runtime: what they compute, what does not depend on what, what is refused."""
+"""Packed linear layers of the transformers runtime: what they compute, what depends on what, what is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...); with @transformers behind it on that
-runtime. Model: a GGUF file or a folder.
+"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...), natively; auto@transformers and so
+on: on that runtime. Model: a GGUF file or a folder.
 """
 
 import sys

@@ -75,8 +75,8 @@ async def run(load: Load, client: httpx.AsyncClient, progress: Callable[[int], N
     model = load.model or await _first_model(load, client)
     began, tasks = time.perf_counter(), set[Any]()
 
-    async def one(number: int) -> None:
-        call = Call(time.perf_counter() - began, number % len(load.rows))
+    async def one(number: int, start: float) -> None:
+        call = Call(start, number % len(load.rows))
         await _ask(load, client, model, call, began)
         calls.append(call)
         progress(len(calls))
@@ -84,17 +84,17 @@ async def run(load: Load, client: httpx.AsyncClient, progress: Callable[[int], N
     try:
         if load.rate is not None:
             chance = random.Random(load.seed)
-            due = began
+            due = 0.0  # latencies count from here, also where this process is late: a waiting client would see them
             for number in range(load.requests):
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                tasks.add(asyncio.create_task(one(number)))
+                await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+                tasks.add(asyncio.create_task(one(number, due)))
                 due += chance.expovariate(load.rate)
         else:
             waiting = iter(range(load.requests))
 
             async def worker() -> None:
                 for number in waiting:
-                    await one(number)
+                    await one(number, time.perf_counter() - began)
 
             tasks |= {asyncio.create_task(worker()) for _ in range(load.concurrency)}
         await asyncio.gather(*tasks)

@@ -82,7 +82,8 @@ def summary(runs: Sequence[Run], minimum: int = MINIMUM) -> list[dict[str, Any]]
     for run in runs:
         if run.row not in short:
             found.setdefault(run.setting, {})[run.row, run.repeat] = run
-    return [_setting(name, mine, found.get(PLAIN, {})) for name, mine in found.items()]
+    names = sorted(found, key=lambda name: name != PLAIN)
+    return [_setting(name, found[name], found.get(PLAIN, {})) for name in names]
 
 
 def _setting(name: str, mine: Mapping[tuple[int, int], Run], plain: Mapping[tuple[int, int], Run]) -> dict[str, Any]:
