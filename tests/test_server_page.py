@@ -96,6 +96,7 @@ def test_an_answer_streams_in_colours_and_equals_the_models(browser, server):
     assert number(browser, "rate") > 0
     assert number(browser, "gain") > 0
     browser.wait("document.querySelector('.chart b').textContent !== '–'")
+    assert browser.run("document.getElementById('alarm').hidden")
     assert browser.run("document.querySelector('.chart .line').getAttribute('d').length") > 3
     check_quiet(browser, server)
 
@@ -210,6 +211,39 @@ def test_what_the_server_refuses_is_shown_and_a_key_is_asked_for(browser, monkey
         put(browser, max_tokens="3")
         ask(browser, "hello")
         assert last(browser, "querySelector('.text').textContent") != ""
+
+
+@needs_server
+@needs_browser
+def test_an_alarm_of_the_shadow_check_is_shown(browser, server):
+    open_page(browser, server)
+    browser.run(
+        """(() => {
+            const real = window.fetch;
+            window.fetch = async (url, ...rest) => {
+                const found = await real(url, ...rest);
+                if (url !== '/metrics') return found;
+                return new Response((await found.text()).replace(/^(slipstream_shadow_alarms_total) .*/m, '$1 2.0'));
+            };
+        })()"""
+    )
+    browser.wait("!document.getElementById('alarm').hidden")
+    assert "2 answers" in browser.run("document.getElementById('alarm').textContent")
+    check_quiet(browser, server)
+
+
+@needs_server
+def test_the_files_are_served_fresh_and_never_inside_another_page(server):
+    with server.client() as client:
+        for path in ("/", *(f"/page/{file.name}" for file in PAGE.iterdir() if file.suffix != ".html")):
+            reply = client.get(path)
+            assert reply.status_code == 200
+            assert reply.headers["x-frame-options"] == "DENY"
+            assert reply.headers["x-content-type-options"] == "nosniff"
+            assert reply.headers["cache-control"] == "no-cache"
+            assert client.get(path, headers={"if-none-match": reply.headers["etag"]}).status_code in (200, 304)
+        assert client.get("/page/../app.py").status_code == 404
+        assert client.get("/page/%2e%2e/app.py").status_code == 404
 
 
 def test_the_page_asks_for_nothing_outside():

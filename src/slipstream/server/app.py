@@ -26,6 +26,8 @@ from slipstream.server.schemas import ChatRequest, CompletionRequest
 from slipstream.server.service import Served, Service
 
 PAGE = Path(__file__).parent / "page"
+PAGE_HEADERS = {"cache-control": "no-cache", "x-content-type-options": "nosniff", "x-frame-options": "DENY"}
+"""Asked for again after every upgrade, and never shown inside of another page."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -38,7 +40,7 @@ def make_app(service: Service) -> ASGIApp:
         app.include_router(admin_routes(service))
     if (PAGE / "index.html").exists():
         app.add_api_route("/", _page, include_in_schema=False)
-        app.mount("/page", StaticFiles(directory=PAGE))
+        app.mount("/page", _PageFiles(directory=PAGE))
     for kind, make in _HANDLERS.items():
         app.add_exception_handler(kind, _handler(make))
     return Gate(app, service)
@@ -99,7 +101,17 @@ def _watching(service: Service) -> APIRouter:
 
 def _page() -> Response:
     """The page."""
-    return FileResponse(PAGE / "index.html")
+    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+class _PageFiles(StaticFiles):
+    """What the page is made of."""
+
+    def file_response(self, *args: Any, **given: Any) -> Response:
+        """The file, with our headers."""
+        made = super().file_response(*args, **given)
+        made.headers.update(PAGE_HEADERS)
+        return made
 
 
 def _model(served: Served) -> dict[str, Any]:

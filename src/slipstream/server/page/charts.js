@@ -93,6 +93,14 @@ function filled(values, top) {
   return `${path(values, top)}L${line.at(-1)[0].toFixed(1)} ${HEIGHT}L${line[0][0].toFixed(1)} ${HEIGHT}Z`;
 }
 
+// What somebody has to look at: the shadow check found a token that differs from plain decoding.
+function alarm(now) {
+  const count = now.slipstream_shadow_alarms_total ?? 0;
+  const box = document.getElementById("alarm");
+  box.hidden = !count;
+  box.textContent = count ? `The shadow check found ${count} answers that differ from plain decoding.` : "";
+}
+
 export function startCharts(parent) {
   const charts = CHARTS.map((spec) => new Chart(spec, parent));
   let before = null;
@@ -102,6 +110,7 @@ export function startCharts(parent) {
         const now = { ...(await metrics()), time: performance.now() / 1000 };
         if (before) charts.forEach((chart) => chart.add(now, before));
         before = now;
+        alarm(now);
       } catch {
         before = null; // The server is away; the gap shows.
       }
