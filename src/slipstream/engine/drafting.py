@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from slipstream.drafters.guard import Guard
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+HISTORY = 16
+"""Settings of before that one can go back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self.guards = tuple(Guard(drafter, vocab_size) for drafter in drafters)
         self.setting = RunSetting()
-        self._history: list[tuple[RunSetting, tuple[Guard, ...]]] = []
+        self._history: deque[tuple[RunSetting, tuple[Guard, ...]]] = deque(maxlen=HISTORY)
         self._out: set[str] = set()
         self.active: tuple[Guard, ...] = self.guards
         """Those that are asked now."""
@@ -147,10 +151,3 @@ class Drafting:
             failures += guard.failures(row)
             guard.end(row)
         return failures
-
-    def every(self) -> list[Guard]:
-        """All drafters there have been, exchanged ones included."""
-        found = dict.fromkeys(self.guards)
-        for _, guards in self._history:
-            found |= dict.fromkeys(guards)
-        return list(found)

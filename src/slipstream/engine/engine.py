@@ -375,7 +375,7 @@ class Engine:
         """Free the cache and let drafters save what they keep. Raises InputError when that cannot be written."""
         with self._lock:
             self._slots.forget()
-            for guard in self.drafting.every():
+            for guard in self.drafting.guards:
                 guard.drafter.close()
 
     def _check(self, batch: Batch) -> None:
