@@ -6,6 +6,7 @@ import json as json_format
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -191,8 +192,7 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     """Gather, train, write."""
     import torch
 
-    from slipstream.train.build import gather, start
-    from slipstream.train.result import draw_curve, write_result
+    from slipstream.train.build import gather
 
     if given["threads"]:
         torch.set_num_threads(given["threads"])
@@ -202,8 +202,20 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     check_folder(folder, given["resume"])
     file = open_target(given["target"])
     material = gather(file, given["data"], design, given["features"], report_features)
-    provenance = facts_of(design, options)
-    keep_facts(folder, {**material.provenance, **provenance}, given["resume"])
+    with closing(material.shelf):
+        train_on(material, facts_of(design, options), options, given)
+    typer.echo(f"head in {folder}; use it with --draft head:{folder}")
+
+
+def train_on(material: Material, facts: dict[str, Any], options: Options, given: dict[str, Any]) -> None:
+    """Run, and write the head of wherever it came to; an interrupt leaves a head too once anything was measured."""
+    import torch
+
+    from slipstream.train.build import start
+    from slipstream.train.result import draw_curve, write_result
+
+    folder = given["out"]
+    keep_facts(folder, {**material.provenance, **facts}, given["resume"])
     training = start(material, options, torch.device(given["device"]))
     if given["resume"]:
         training.resume(folder)
@@ -211,11 +223,9 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     try:
         training.run(folder, report_point)
     finally:
-        material.shelf.close()
-        if training.state.points or training.over:
-            write_result(folder, training, material, given["storage"], {**provenance, "command": command_line()})
-            draw_curve(folder, training.state.points, f"{design.kind} head for {file.name}")
-    typer.echo(f"head in {folder}; use it with --draft head:{folder}")
+        if training.state.points:
+            write_result(folder, training, material, given["storage"], {**facts, "command": command_line()})
+            draw_curve(folder, training.state.points, f"{material.config.kind} head for {material.file.name}")
 
 
 def options_of(given: dict[str, Any]) -> Options:

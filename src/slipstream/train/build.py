@@ -16,6 +16,7 @@ from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.drafters.heads.modules import make_module
 from slipstream.models.fingerprint import weights_fingerprint
 from slipstream.models.heads.config import HeadConfig
+from slipstream.models.tensor import Tensor
 from slipstream.targets.native.load import require_supported
 from slipstream.targets.native.model import NativeTarget
 from slipstream.train.data import Example, draft_vocabulary, read_answers, split
@@ -178,8 +179,8 @@ def file_hash(path: Path) -> str:
 def target_rows(file: ModelFile) -> Rows:
     """The target's LM head: fp32 rows of the ids asked for."""
     name = "lm_head.weight" if "lm_head.weight" in file.names() else "model.embed_tokens.weight"
-    tensor = file.tensor(name)
-    return lambda ids: tensor.take_rows(np.asarray(ids, np.intp)).float32()
+    whole = file.tensor(name)
+    return lambda ids: Tensor(whole.type, (len(ids), whole.shape[1]), whole.raw[ids]).float32()
 
 
 def truth_of(file: ModelFile, ids: NDArray[np.int32], device: torch.device, dtype: torch.dtype) -> Truth:
@@ -208,4 +209,7 @@ def start(material: Material, options: Options, device: torch.device) -> Trainin
         options = replace(options, schedule=replace(options.schedule, unroll=config.depth))
     layers = config.layers_of(file.config.num_layers)
     read = material.shelf.reader((*layers, file.config.num_layers))
-    return Training(module.to(device), truth, material.examples, read, len(layers) * config.target_hidden, options)
+    width = len(layers) * config.target_hidden
+    training = Training(module.to(device), truth, material.examples, read, width, options)
+    training.target_rows = target_rows(file)
+    return training

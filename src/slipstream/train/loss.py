@@ -1,4 +1,4 @@
-"""The loss of a batch, and how often a head's guesses are right: both over the same unrolled steps."""
+"""The loss of a batch, over unrolled steps; and what the head learns from."""
 
 from __future__ import annotations
 
@@ -59,23 +59,3 @@ def batch_loss(
         total = total + DECAY**step * objective(logits.log_softmax(-1), log_p).mean()
         shares.append(float((logits.argmax(-1) == wanted[where]).float().mean()))
     return total, shares
-
-
-def count_right(module: EagleHead | MedusaHead, rows: Rows, truth: Truth, steps: int) -> Tensor:
-    """int64 [steps, 2]: of the positions whose earlier guesses were all right, how many there are and are right.
-
-    The guess is the likeliest drafted token, right when it is the answer's next one; so first positions all
-    count, and later ones as often as a greedy chain would come that far.
-    """
-    counts = torch.zeros(steps, 2, dtype=torch.int64)
-    alive: Tensor | None = None
-    for step, h in unroll(module, rows, steps):
-        where = rows.guessed(step) if alive is None else rows.guessed(step) & alive
-        if not bool(where.any()):
-            break
-        best = guesses(module, h, rows, step, where).argmax(-1)
-        hit = best == truth.drafted[rows.right(step)[where]]
-        counts[step] += torch.tensor([int(hit.numel()), int(hit.sum())])
-        alive = torch.zeros_like(where)
-        alive[where] = hit
-    return counts

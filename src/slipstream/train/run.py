@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.drafters.heads.modules import EagleHead, MedusaHead
 from slipstream.train.data import Example, in_order
-from slipstream.train.loss import Truth, batch_loss, count_right
+from slipstream.train.evaluate import OwnTokens, TargetRows, count_right, measured
+from slipstream.train.loss import Truth, batch_loss
 from slipstream.train.objectives import objective
 from slipstream.train.schedule import Schedule
 from slipstream.train.unroll import Reader, Rows, collate
@@ -94,6 +95,8 @@ class Training:
         self.module, self.truth, self.options, self.width, self.read = module, truth, options, width, read
         self.train, self.held = examples
         self.state = State()
+        self.target_rows: TargetRows | None = None
+        """The target's LM head by ids; with it, measurements let heads draft the prompt's own tokens too."""
         decayed = [value for value in module.parameters() if value.ndim > 1]
         others = [value for value in module.parameters() if value.ndim == 1]
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -186,9 +189,10 @@ class Training:
         steps = self.module.config.drafts or 1
         counts = torch.zeros(steps, 2, dtype=torch.int64)
         self.module.eval()
-        for batch in _measured(examples, tokens):
+        for batch in measured(examples, tokens):
+            own = OwnTokens(batch, self.truth, self.target_rows) if self.module.config.frozen_head else None
             with torch.no_grad(), self._arithmetic():
-                counts += count_right(self.module, self.rows(batch, steps), self.truth, steps)
+                counts += count_right(self.module, self.rows(batch, steps), self.truth, steps, own)
         return [right / max(1, there) for there, right in counts.tolist()]
 
     def _measure(self, tokens: int | None, report: Report) -> None:
@@ -225,17 +229,3 @@ class Training:
         state = dict(content["state"])
         state["points"] = [Point(**point) for point in state["points"]]
         self.state = State(**state)
-
-
-def _measured(examples: Sequence[Example], tokens: int | None) -> Iterator[list[Example]]:
-    """Batches of greedy answers where there are any, sorted by length of the prompt."""
-    chosen: list[Example] = []
-    total = 0
-    for example in [each for each in examples if each.greedy] or examples:
-        if tokens is not None and total >= tokens:
-            break
-        chosen.append(example)
-        total += example.answer
-    chosen.sort(key=lambda example: example.prompt)
-    for start in range(0, len(chosen), 8):
-        yield chosen[start : start + 8]

@@ -206,9 +206,13 @@ class EagleHead(nn.Module):
             h = layer.finish(residual, attend(queries, context.real[index], context.seen, context.steps[index]))
         return h
 
+    def normed(self, h: Tensor) -> Tensor:
+        """What the LM head reads of a hidden state."""
+        return self.norm(h) if self.config.kind == "eagle3" else h
+
     def logits(self, h: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Logits over the draft vocabulary [..., draft_vocab]; tokens: those just before, for the Markov bias."""
-        h = self.norm(h) if self.config.kind == "eagle3" else h
+        h = self.normed(h)
         found: Tensor = F.linear(h, self.head_rows) if self.config.frozen_head else self.lm_head(h)
         if self.config.markov_rank and tokens is not None:
             found = found + self.markov_out(self.markov_in(tokens))
