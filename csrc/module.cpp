@@ -13,6 +13,7 @@ namespace nb = nanobind;
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // threads that outlive the interpreter keep what they use
   m.attr("version") = SLIPSTREAM_VERSION;
+  m.attr("interface") = SLIPSTREAM_INTERFACE;  // native.py refuses a core whose number is not its own
   m.attr("layout_version") = slip::kLayoutVersion;
   m.def("available_kernels", &slip::available_kernels, "Names of the kernel sets this CPU can run, best first.");
   m.def("active_kernels", [] { return std::string(slip::kernels().name); });

@@ -11,20 +11,27 @@ from slipstream.models.registry import ensure
 from slipstream.targets.base import RowInput
 from slipstream.targets.native.model import NativeTarget
 
-CONTEXT = int(sys.argv[3])
+CONTEXTS = [int(context) for context in sys.argv[3].split(",")]
 kernels.set_threads(int(sys.argv[2]))
-target = NativeTarget.load(ensure(sys.argv[1]), max_context=CONTEXT + 1024, slots=1)
-slot = target.open()
-target.prefill(slot, [1 + index % 7 for index in range(CONTEXT)])
-print(json.dumps({"version": slipstream.__version__}), flush=True)
+target = NativeTarget.load(ensure(sys.argv[1]), max_context=max(CONTEXTS) + 1024, slots=len(CONTEXTS))
+slots = {}
+for context in CONTEXTS:
+    slots[context] = target.open()
+    target.prefill(slots[context], [1 + index % 7 for index in range(context)])
+ready = {"version": slipstream.__version__, "kernels": kernels.info()["kernels"]}
+print(json.dumps({**ready, "kv_bytes_per_token": target.kv_bytes_per_token}), flush=True)
 for line in sys.stdin:
-    rows = json.loads(line)["rows"]
-    tokens = [1 + index % 7 for index in range(rows)]
+    order = json.loads(line)
+    if "rows" not in order:
+        print(json.dumps({"bandwidth": kernels.read_bandwidth()}), flush=True)
+        continue
+    context = order.get("context", CONTEXTS[0])
+    tokens = [1 + index % 7 for index in range(order["rows"])]
     started = time.perf_counter()
-    if rows <= 64:
-        target.forward([RowInput(slot, tokens[0], chain(tokens[1:]))])
+    if len(tokens) <= 64:
+        target.forward([RowInput(slots[context], tokens[0], chain(tokens[1:]))])
     else:
-        target.prefill(slot, tokens)
+        target.prefill(slots[context], tokens)
     seconds = time.perf_counter() - started
-    target.truncate(slot, CONTEXT)
+    target.truncate(slots[context], context)
     print(json.dumps({"seconds": seconds}), flush=True)

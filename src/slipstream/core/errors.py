@@ -9,6 +9,10 @@ class InputError(SlipstreamError, ValueError):
     """A parameter, prompt or combination the caller can correct."""
 
 
+class StaleBuildError(SlipstreamError):
+    """The compiled core and the Python code are from different versions; building again helps."""
+
+
 class ContextLengthError(InputError):
     """The prompt does not fit into the model's context."""
 

@@ -11,9 +11,14 @@ import os
 import warnings
 from typing import Any
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, StaleBuildError
 
 MAX_THREADS = 256
+INTERFACE = 2
+"""Version of the compiled core's functions and of the memory both sides share; raise it whenever either changes.
+
+CMake reads this line and compiles the number in, so that a core older or newer than this code is refused at import.
+"""
 
 
 def _load() -> Any:
@@ -29,11 +34,22 @@ def _load() -> Any:
     if choice not in names:
         raise InputError(f"SLIPSTREAM_KERNELS={choice!r} cannot run here; use one of {', '.join(names)}")
     if module is not None:
+        _check_interface(module)
         module.select_kernels(choice)
         wanted = os.environ.get("SLIPSTREAM_THREADS", "").strip()
         if wanted:
             module.set_threads(_thread_count(wanted, "SLIPSTREAM_THREADS"))
     return module
+
+
+def _check_interface(module: Any) -> None:
+    """Raise StaleBuildError unless the compiled core was built for this code."""
+    built = getattr(module, "interface", None)
+    if built != INTERFACE:
+        raise StaleBuildError(
+            f"the compiled core has interface {built}, this code needs {INTERFACE}: it was built from other sources; "
+            "run `make build` (or `pip install --force-reinstall` slipstream)"
+        )
 
 
 def _thread_count(value: int | str, name: str) -> int:
