@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from slipstream.models.files import open_model
 from slipstream.models.registry import ensure
 from slipstream.sampling.grammar import TokenGrammar
 from slipstream.targets.native.model import NativeTarget
+from slipstream.targets.runtime import choose, load
 from slipstream.verify import make_verifier
 from test_grammar import BOS, FORMS, PERSON, TOKENIZER, WIDTH, holds, needs_library, target
 
@@ -186,6 +188,28 @@ def test_fault_04_two_tokens_have_the_law_of_the_masked_distribution(verifier):
     for word in words:
         wanted = first[word[0]] * second[word[0]][word[1]]
         assert abs(texts.count(word) / len(texts) - wanted) < 0.045  # four standard deviations
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
+def test_fault_08_the_grammar_acts_where_torch_draws(params, tmp_path):
+    torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
+    file = open_model(torch_beds.save(torch_beds.tiny("llama"), tmp_path / "llama"))
+    letters = beds.Pieces([bytes([65 + token % 26]) for token in range(torch_beds.VOCAB)], end_ids=[2])
+    given = SamplingParams(structured_outputs={"regex": "([A-F][G-Z])+(XYZ)?"}, max_tokens=40, **params)
+    found = {}
+    for runtime in ("native", "transformers"):
+        model = load(file, choose(file, runtime), 100, 4, None)
+        for drafters in ([], [Suffix(), Recycling(torch_beds.VOCAB), beds.random_tree(torch_beds.VOCAB), Forced()]):
+            verifier = make_verifier("coupled", count_near_ties=not model.row_invariant)
+            made = beds.engine(model, drafters, 8, tokenizer=letters, shape="tree", verifier=verifier)
+            results = made.run([made.add(tokens, given) for tokens in ([3, 4, 5] * 5, [9, 8])])
+            made.forget()
+            outputs = [result.outputs[0] for result in results]
+            for output in outputs:
+                assert re.fullmatch("([A-F][G-Z])*([A-F]|XY?Z?)?", output.text)
+            found[runtime, bool(drafters)] = [output.token_ids for output in outputs]
+        assert sum(output.speculation.num_accepted_draft_tokens for output in outputs) > 0
+    assert len({str(ids) for ids in found.values()}) == 1
 
 
 # Planted faults
