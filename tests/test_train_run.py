@@ -383,6 +383,9 @@ def test_the_command_writes_a_head_with_its_provenance(made, tmp_path, capsys):
     assert set(facts["data"]) == {"answers.jsonl"}
     assert len(facts["weights"]) == 12
     assert "held-out acceptance" in capsys.readouterr().err
+    words = f"train measure --target {made[0]} --head {out} --data {made[1]} --threads 1"
+    assert main(words.split()) == 0
+    assert "answers.jsonl: " in capsys.readouterr().out
     assert command(made, "eagle3", out, "--steps", "4") == 2
     assert "add --resume" in capsys.readouterr().err
     assert command(made, "eagle3", out, "--steps", "9", "--unroll", "2", "--resume", *layers) == 2

@@ -188,6 +188,26 @@ def medusa(
     carry_out(Design("medusa", draft_vocab, heads, medusa_layers=layers), context.params)
 
 
+@commands.command("measure")
+def measure(
+    target: Target,
+    head: Annotated[Path, typer.Option("--head", help="Folder of a head.")],
+    data: Data,
+    threads: Threads = None,
+) -> None:
+    """How often a head guesses right on files of answers: its first guess, and each next one after right ones."""
+    require_training()
+    import torch
+
+    from slipstream.models.heads.formats import read_head
+    from slipstream.train.measure import measure_head
+
+    if threads:
+        torch.set_num_threads(threads)
+    for name, tokens, shares in measure_head(open_target(target), read_head(head), data, report_features):
+        typer.echo(f"{name}: {tokens} tokens, acceptance {' '.join(f'{share:.3f}' for share in shares)}")
+
+
 def carry_out(design: Design, given: dict[str, Any]) -> None:
     """Gather, train, write."""
     import torch
