@@ -92,7 +92,7 @@ def live(case: dict) -> list:
         patch.setattr(model, "_pool_blocks", lambda *_: case["blocks"])
         target = native_beds.target(max_context=CONTEXT)
         # One chunk of a prompt in every step, so that they lie between passes and everything else that happens.
-        patch.setattr(Pace, "tokens", lambda self, position, seconds: case["chunk"] if seconds > 0 else 0)
+        patch.setattr(Pace, "chunk", lambda self, position, rest, seconds, most: case["chunk"] if seconds > 0 else 0)
         patch.setattr(engine_module, "CHUNK_S", 1e-9)
         patch.setattr(engine_module, "FEWEST_TOKENS", 1)
         return act(case, target)
@@ -165,6 +165,18 @@ def test_a_long_life_changes_no_answer(case):
 @given(case=cases)
 def test_a_long_life_changes_no_answer_many_times(case):
     check(case)
+
+
+def test_a_model_that_drafts_for_itself_shares_its_weights():
+    """Two targets over the same weights, each with its own cache: every draft stands."""
+    target = native_beds.target(max_context=CONTEXT)
+    own = target.share(100, 3)
+    assert own._weights is target._weights
+    assert (own.max_context, own.free_slots, target.free_slots) == (100, 3, 8)
+    output = beds.answer(beds.engine(target, [SmallModel(own, VOCABULARY)], 4), [1, 2, 3], max_tokens=80)
+    assert output.speculation.draft_acceptance_rate == 1.0
+    plain = beds.answer(beds.engine(native_beds.target(max_context=CONTEXT)), [1, 2, 3], max_tokens=80)
+    assert output.token_ids == plain.token_ids
 
 
 def test_planted_sharing_fault_is_found(monkeypatch):

@@ -69,6 +69,8 @@ def test_pace_follows_the_clock_by_position():
     assert pace.tokens(0, 0.06) == 40, "a faster one by and by"
     pace.took(0, FEWEST_TOKENS - 1, 5.0)
     assert pace.tokens(0, 0.06) == 40, "short chunks teach nothing"
+    assert pace.chunk(0, 66, 0.06, 0.1) == 66, "the end of a prompt is read with the rest"
+    assert pace.chunk(0, 67, 0.06, 0.1) == 40
     pace.took(0, 32, 1e-9)
     assert pace.tokens(0, 60.0) == MOST_TOKENS
 
@@ -103,6 +105,21 @@ def test_a_short_prompt_overtakes_long_ones_that_are_read(clocked):
         short = made.add([first, 1, 2], ONE)
         assert first_token(target, made, short) <= 2 * CHUNK_S + 0.02
     made.run(longs)
+
+
+def test_a_prompt_that_fits_into_the_limit_is_read_in_one_turn_and_answers_at_once(clocked):
+    target, made = clocked
+    long = made.add([1] * 1500, ONE)
+    for _ in range(4):
+        made.step()
+    short = made.add([7] * 95, ONE)
+    made.step()  # the turn of the long one, or of the short one
+    before = len(target.log)
+    if not short.answers[0].count:
+        made.step()
+        assert [size for _, size, _ in target.log[before:]] == [94], "nothing else is read before it answers"
+    assert short.answers[0].count == 1
+    made.run([long, short])
 
 
 def test_long_prompts_go_on_however_many_short_ones_come(clocked):

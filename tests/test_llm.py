@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import beds
@@ -226,6 +228,24 @@ def test_a_failing_answer_raises_alone_and_is_marked_among_others(small, monkeyp
             list(llm.stream("wow!"))
         results = llm.generate(["wow!", "wow"], SamplingParams(max_tokens=1))
         assert [result.outputs[0].finish_reason for result in results] == ["error", "length"]
+
+
+def test_a_worker_answers_as_generate_does_and_drafters_can_be_loaded_anew(small):
+    params = SamplingParams(max_tokens=30)
+    with LLM("small", draft="suffix,model:small") as llm:
+        assert llm.drafters[:2] == ("suffix", "model")
+        expected = llm.generate("Hello", params, speculation=False)[0].outputs[0].token_ids
+        worker, ended = llm.worker(max_waiting=2), threading.Event()
+        worker.start()
+        request = worker.submit(llm.encode("Hello")[1], params, listener=lambda _, news: news is None and ended.set())
+        llm.reload("model")
+        assert ended.wait(20)
+        assert request.answers[0].row.output == expected
+        worker.stop()
+        assert len(small) == 3
+        assert llm.generate("Hello", params)[0].outputs[0].token_ids == expected
+        with pytest.raises(InputError, match="drafter 'lookup' is not loaded; loaded: suffix, model"):
+            llm.reload("lookup")
 
 
 def test_public_names():

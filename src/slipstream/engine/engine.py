@@ -21,7 +21,7 @@ from slipstream.engine.drafting import Drafting
 from slipstream.engine.interrupt import Interrupts
 from slipstream.engine.ledger import Ledger, Snapshot
 from slipstream.engine.prompt import prompt_tokens
-from slipstream.engine.reading import ALONE_S, CHUNK_S, FEWEST_TOKENS, Pace
+from slipstream.engine.reading import ALONE_S, CHUNK_S, FEWEST_TOKENS, MOST_S, Pace
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import Clock, Parts, step
@@ -189,13 +189,16 @@ class Engine:
         if not scheduler.reading:
             return
         alone = not scheduler.running and not scheduler.waiting and len(scheduler.reading) == 1
-        end = time.perf_counter() + (ALONE_S if alone else CHUNK_S)
-        first = True
+        begun = time.perf_counter()
+        running, first = len(scheduler.running), True
         while (answer := scheduler.next()) is not None:
-            done = self._done(answer)
-            most = self._pace.tokens(done, end - time.perf_counter())
-            # What is left of the time after the first chunk is used if it is enough for a chunk worth its pass.
-            if not first and most < min(FEWEST_TOKENS, len(answer.row.tokens) - 1 - done):
+            done, spent = self._done(answer), time.perf_counter() - begun
+            rest = len(answer.row.tokens) - 1 - done
+            most = self._pace.chunk(done, rest, (ALONE_S if alone else CHUNK_S) - spent, MOST_S - spent)
+            # What is left of the time is used if it is enough for a chunk worth its pass, and if nobody who is ready
+            # waits for it; newcomers may join those.
+            ready = len(scheduler.running) > running and answer.row.slot >= 0
+            if not first and (ready or most < min(FEWEST_TOKENS, rest)):
                 break
             self._interrupts.release()
             scheduler.turn(answer)

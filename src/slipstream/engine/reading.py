@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 CHUNK_S = 0.06
-"""Seconds aimed at for what one step reads while other requests run or wait; with noise it stays below 0.1."""
+"""Seconds aimed at for what one step reads while other requests run or wait."""
+MOST_S = 0.1
+"""Seconds that it may take if that brings a prompt to its end."""
 ALONE_S = 0.15
 """The same while nobody else is there: a newcomer waits no longer than this."""
 FEWEST_TOKENS, MOST_TOKENS = 16, 512
@@ -30,6 +32,10 @@ class Pace:
         zone = _zone(position)
         nearest = min(self._per_token, key=lambda known: (known > zone, abs(known - zone)))
         return min(MOST_TOKENS, int(seconds / self._per_token[nearest]))
+
+    def chunk(self, position: int, rest: int, seconds: float, most: float) -> int:
+        """Tokens to read from a position on: what fits into `seconds`, or the whole `rest` if that fits into `most`."""
+        return rest if rest <= self.tokens(position, most) else self.tokens(position, seconds)
 
     def took(self, position: int, tokens: int, seconds: float) -> None:
         """A chunk was read. A slower pace than before counts at once, a faster one by and by."""

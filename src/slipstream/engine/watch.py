@@ -57,13 +57,15 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class DrafterState:
     """active: in use, neither switched off nor taken out. working: the controller asks it. acceptance: accepted /
-    verified nodes at the last reading; baseline: what is usual for it, None before the first reading.
+    verified nodes at the last reading; baseline: what is usual for it, None before the first reading. gain: speed with
+    it over speed without it at the last look, None where the controller does not judge.
     """
 
     active: bool
     working: bool
     acceptance: float
     baseline: float | None
+    gain: float | None
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Record:
     asked: int = 0
     acceptance: float = 0.0
     baseline: float | None = None
+    gain: float | None = None
     working: bool = True
     pause: int = FIRST_PAUSE
     wakes_at: int | None = None
@@ -107,7 +110,7 @@ class Watch:
             if record.guard is not guard:  # exchanged: another past
                 counts = verified.get(guard.name, 0), accepted.get(guard.name, 0)
                 record = self.records[guard.name] = Record(guard, *counts, guard.asked)
-            gain = gains.get(guard.name)
+            gain = record.gain = gains.get(guard.name)
             if record.wakes_at is not None:
                 if self._steps >= record.wakes_at:
                     self._probe(record, verified, accepted, gain)
@@ -183,6 +186,6 @@ class Watch:
         """The drafters as they are now, by name."""
         active = {guard.name for guard in self._drafting.active}
         return {
-            name: DrafterState(name in active, record.working, record.acceptance, record.baseline)
+            name: DrafterState(name in active, record.working, record.acceptance, record.baseline, record.gain)
             for name, record in self.records.items()
         }
