@@ -40,6 +40,7 @@ class Drafter(Protocol):
         """Save what is to be kept. Raises InputError when it cannot be written."""
         return
 
+
 @runtime_checkable
 class ReadsFeatures(Protocol):
     """A drafter that works on the target's hidden states: one verb more, beside the features of observations."""
