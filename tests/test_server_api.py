@@ -151,6 +151,13 @@ def test_null_means_default(post):
     post("/v1/chat/completions", messages=CHAT, tools=[], **dict.fromkeys(set(chat) - {"tools"}))
 
 
+def test_min_tokens_beyond_max_tokens_is_a_full_answer(post):
+    ends = {"stop": ["e", "a", "o"], "prompt": "Hello", "seed": 2, "temperature": 1.0}
+    assert complete(post, max_tokens=10, **ends)["usage"]["completion_tokens"] < 10
+    for fields in ({"max_tokens": 10, "min_tokens": 50}, {"max_tokens": 10, "min_tokens": 10}):
+        assert complete(post, **fields, **ends)["usage"]["completion_tokens"] == 10
+
+
 def test_echo(post):
     plain = complete(post, prompt="Hello", n=2)["choices"]
     for prompt in ("Hello", [beds.SmallFile().tokenizer().encode("Hello")]):

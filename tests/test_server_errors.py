@@ -91,7 +91,7 @@ BAD = [
     ({"stream": 1}, "stream"),
     ({"stream_options": 5}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options"),
-    ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
     ({"echo": "x"}, "echo"),
     ({"echo": True, "logprobs": 1}, "echo"),
     ({"best_of": 3}, "best_of"),

@@ -126,6 +126,7 @@ def served(llm: LLM, service: Service, called: tuple[str, ...] = (), **options: 
         fingerprint=llm.fingerprint(),
         max_context=llm.max_context,
         vocabulary=llm.tokenizer,
+        vocabulary_size=llm.target.vocab_size,
         encode=llm.encode,
         worker=worker,
         drafters=llm.drafters,

@@ -20,6 +20,7 @@ from slipstream.server.chat import ChatWriter
 from slipstream.server.completions import CompletionWriter
 from slipstream.server.errors import ApiError, from_http, from_ours, from_validation
 from slipstream.server.gate import Gate
+from slipstream.server.openapi import description
 from slipstream.server.params import check_chat, check_completion, prompts
 from slipstream.server.reply import JsonReply, error_reply
 from slipstream.server.schemas import ChatRequest, CompletionRequest
@@ -34,6 +35,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application of a service."""
     app = FastAPI(title="Slipstream", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.openapi = lambda: description(app, service)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.include_router(_api(service))
     app.include_router(_watching(service))
     if service.settings.admin_key:
@@ -64,7 +66,7 @@ def _api(service: Service) -> APIRouter:
         """Answer a conversation."""
         call = Call(service, body, request)
         check_chat(body)
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        messages = [{"content": "", **message.model_dump(exclude_none=True)} for message in body.messages]
         job = await call.begin([messages], body.chat_template_kwargs)
         return call.reply(job, ChatWriter(body, call.served))
 

@@ -8,13 +8,13 @@ from typing import Any
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.params import SamplingParams, Speculating, SpeculationSetting
 from slipstream.server.errors import ApiError, from_ours
-from slipstream.server.schemas import MAX_CHOICES, ChatRequest, CompletionRequest, Sampling
+from slipstream.server.schemas import MAX_CHOICES, AnyForm, ChatRequest, CompletionRequest, Sampling
 
 COMPLETION_TOKENS = 16
 """max_tokens of a completion that says nothing, as OpenAI has it."""
 _SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
+    "logit_bias", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 
 
@@ -31,7 +31,9 @@ def sampling_params(request: Sampling, limits: Limits) -> SamplingParams:
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     if request.seed is not None:
         values["seed"] = request.seed % 2**64
-    values["max_tokens"] = _max_tokens(request, limits)
+    values["max_tokens"] = most = _max_tokens(request, limits)
+    if request.min_tokens is not None:
+        values["min_tokens"] = min(request.min_tokens, most)  # no end before the last token: more cannot be meant
     values["logprobs"] = _logprobs(request)
     values["structured_outputs"] = _grammar(request)
     try:
@@ -77,10 +79,8 @@ def _grammar(request: Sampling) -> Any:
         return request.structured_outputs
     if request.structured_outputs is not None:
         raise ApiError(400, "structured_outputs and response_format were given; send one", param="structured_outputs")
-    if wanted.type == "json_object":
+    if isinstance(wanted, AnyForm):
         return {"json_object": True}
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise ApiError(400, "response_format json_schema needs json_schema.schema", param="response_format")
     return {"json": wanted.json_schema.schema_}
 
 
@@ -103,8 +103,8 @@ def speculation(request: Sampling, loaded: tuple[str, ...]) -> Speculating:
 
 def check_completion(request: CompletionRequest) -> None:
     """Refuse what would be ignored. Raises ApiError 400."""
-    if request.best_of not in (None, 1, request.n):
-        raise ApiError(400, f"best_of is {request.best_of}; only n answers are made: ask for n", param="best_of")
+    if request.best_of not in (None, 1):
+        raise ApiError(400, f"best_of is {request.best_of}; answers are not chosen among: ask for n", param="best_of")
     if request.suffix:
         raise ApiError(400, "suffix is not supported: this server only continues prompts", param="suffix")
     if request.echo and request.logprobs is not None:

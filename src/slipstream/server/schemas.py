@@ -5,15 +5,39 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 MAX_CHOICES = 128
 """Answers of one request: prompts times n."""
 MAX_ID = 2**31 - 1
 
-Token = Annotated[int, Field(ge=0, le=MAX_ID)]
+Token = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "Token"})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+NONE_YET = Field(json_schema_extra={"maxItems": 0})
+SCHEMA_SAYS: dict[str, Any] = {
+    "properties": {"type": {"enum": ["object", "array", "string", "number", "integer", "boolean", "null"]}}
+}
+COMPLETION_SAYS: dict[str, Any] = {
+    "allOf": [
+        {
+            "not": {
+                "properties": {"echo": {"const": True}, "logprobs": {"type": "integer"}},
+                "required": ["echo", "logprobs"],
+            }
+        },
+        {
+            "if": {"properties": {"prompt": {"type": "array", "minItems": 2, "items": {"type": ["string", "array"]}}}},
+            "then": {"properties": {"n": {"enum": [1, None]}}},
+        },
+    ]
+}
+CHAT_SAYS: dict[str, Any] = {
+    "if": {"properties": {"top_logprobs": {"type": "integer"}}, "required": ["top_logprobs"]},
+    "then": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
+}
+"""What holds between fields, for readers of the description; requests are checked in params.py."""
 BiasValue = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -29,27 +53,39 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
+DrafterName = Annotated[str, Field(json_schema_extra={"title": "DrafterName"})]
+
+
 class SpeculationOption(Strict):
     """drafter: names of loaded drafters ("suffix,recycling", or a list; "none"; "auto" for all of them)."""
 
-    drafter: str | list[str] | None = None
+    drafter: DrafterName | list[DrafterName] | None = None
     max_nodes: Annotated[int, Field(ge=0, le=1024)] | None = None
 
 
 class JsonSchema(Strict):
-    """A JSON schema that the answer must follow."""
+    """A JSON schema that the answer must follow, with its name."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: Annotated[dict[str, Any], Field(alias="schema", json_schema_extra=SCHEMA_SAYS)]
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """text, json_object (any JSON object), or json_schema with its schema."""
+class AnyForm(Strict):
+    """Any text, or any JSON object."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object"]
+
+
+class SchemaForm(Strict):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[AnyForm | SchemaForm, Field(discriminator="type")]
 
 
 class Sampling(Strict):
@@ -75,7 +111,7 @@ class Sampling(Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: SkipJsonSchema[dict[str, Any] | None] = None
     speculation: bool | SpeculationOption | None = None
     include_sources: bool | None = None
     return_token_ids: bool | None = None
@@ -86,9 +122,10 @@ class Sampling(Strict):
         return sorted(self.model_extra or ())
 
 
+PromptText = Annotated[str, Field(json_schema_extra={"title": "PromptText"})]
 Prompts = (
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+    PromptText
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_CHOICES)]
     | Annotated[list[Token], Field(min_length=1)]
     | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 )
@@ -97,11 +134,13 @@ Prompts = (
 class CompletionRequest(Sampling):
     """POST /v1/completions. best_of and suffix are known so that they can be refused where they would change things."""
 
+    model_config = ConfigDict(json_schema_extra=COMPLETION_SAYS)
+
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    suffix: str | None = None
+    best_of: Annotated[int, Field(json_schema_extra={"const": 1})] | None = None
+    suffix: Annotated[str, Field(json_schema_extra={"const": ""})] | None = None
 
 
 class TextPart(Strict):
@@ -111,23 +150,38 @@ class TextPart(Strict):
     text: str
 
 
-class Message(Strict):
-    """One message of a conversation."""
+Content = str | list[TextPart]
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+
+class Said(Strict):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "tool"]
+    content: Content
+
+
+class Answered(Strict):
+    """What the assistant said before; nothing, when it only called tools."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+
+
+Message = Annotated[Said | Answered, Field(discriminator="role")]
 
 
 class ChatRequest(Sampling):
     """POST /v1/chat/completions. tools and functions are known so that they can be refused."""
 
+    model_config = ConfigDict(json_schema_extra=CHAT_SAYS)
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
+    tools: Annotated[list[Any], NONE_YET] | None = None
+    tool_choice: Annotated[Any, Field(json_schema_extra={"enum": ["none", "auto", None]})] = None
+    functions: Annotated[list[Any], NONE_YET] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

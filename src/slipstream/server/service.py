@@ -59,6 +59,7 @@ class Served:
     fingerprint: str
     max_context: int
     vocabulary: Vocabulary
+    vocabulary_size: int
     encode: Callable[..., tuple[str | None, list[int]]]
     worker: Worker
     drafters: tuple[str, ...] = ()

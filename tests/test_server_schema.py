@@ -1,0 +1,63 @@
+"""The description of the interface, and schemathesis trying it out: what it allows is answered, all else refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+import serve_beds as sb
+
+pytest.importorskip("fastapi", reason="the server needs the extra `serve`")
+from slipstream.server.openapi import below
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch, sb.running(sb.small(patch)) as made:
+        yield made
+
+
+def test_the_description_knows_the_model(server):
+    with server.client() as client:
+        schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    tokens = schemas["CompletionRequest"]["properties"]["stop_token_ids"]["anyOf"][0]["items"]
+    assert tokens["maximum"] == 98
+    names = schemas["SpeculationOption"]["properties"]["drafter"]["anyOf"][0]["enum"]
+    assert names == ["suffix", "recycling", "grammar"]
+    assert "HTTPValidationError" not in schemas
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 20, 99, 100, 101, 256, 1000, 4567])
+def test_a_pattern_of_the_numbers_below(size):
+    pattern = re.compile(below(size))
+    assert [bool(pattern.search(str(number))) for number in range(3 * size + 5)] == [True] * size + [False] * (
+        2 * size + 5
+    )
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed (extra `reference`)")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_schemathesis_finds_nothing(monkeypatch, key, tmp_path):
+    with sb.running(sb.small(monkeypatch), api_key=key) as server:
+        command = [
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "run",
+            f"{server.url}/openapi.json",
+            "-n",
+            "60",
+            "--seed",
+            "1",
+        ]
+        header = ["-H", f"Authorization: Bearer {key}"] if key else []
+        result = subprocess.run([*command, *header], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+        with server.client(key) as client:
+            assert client.post("/v1/completions", json={"prompt": "Hello"}).status_code == 200
