@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -414,3 +418,23 @@ def test_what_cannot_be_is_said_before_training(made, tmp_path, capsys, more, me
     assert command(made, "eagle3", tmp_path / "run", *more) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+@pytest.mark.full
+def test_a_run_that_is_told_to_end_saves_and_is_resumed(made, tmp_path):
+    """The command as a process of its own, ended from outside, then resumed: the same head as a run left alone."""
+    words = [sys.executable, "-m", "slipstream", "train", "eagle3", "--target", str(made[0]), "--data", str(made[1])]
+    more = "--draft-vocab 64 --batch 40 --threads 1 --feature-layers 0,1,2 --steps 60 --fp32 --storage F32"
+    words += more.split()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, **quiet)
+    killed = subprocess.Popen([*words, "--out", str(tmp_path / "killed")], **quiet)
+    while not (tmp_path / "killed" / "checkpoint.pt").exists() and killed.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    killed.send_signal(signal.SIGTERM)
+    killed.wait()
+    subprocess.run([*words, "--out", str(tmp_path / "killed"), "--resume"], check=True, **quiet)
+    heads = [read_head(tmp_path / name) for name in ("whole", "killed")]
+    for name, value in heads[0].arrays().items():
+        assert np.array_equal(value, heads[1].arrays()[name]), name

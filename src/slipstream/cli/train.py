@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -240,6 +241,7 @@ def train_on(material: Material, facts: dict[str, Any], options: Options, given:
     if given["resume"]:
         training.resume(folder)
     announce(material, training)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill saves as Ctrl-C does
     try:
         training.run(folder, report_point)
     finally:

@@ -131,6 +131,7 @@ class Training:
 
     def run(self, folder: Path, report: Report = lambda training, point: None) -> None:
         """Train to the end, or to an interrupt, which saves and is raised again."""
+        self.save(folder)  # a folder that cannot be written is found out now
         started = time.perf_counter() - self.state.seconds
         saved = measured = time.perf_counter()
         order = in_order(self.train, self.options.positions, self.options.seed, self.state.step)
