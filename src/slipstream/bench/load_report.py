@@ -140,7 +140,7 @@ def _plot(title: str, points: Sequence[tuple[float, float]], top: float, mark: f
     right = max([x for x, _ in points] + ([mark] if mark else []), default=1.0) or 1.0
 
     def place(x: float, y: float) -> str:
-        across = LEFT + (WIDTH - LEFT - 10) * x / right
+        across = LEFT + (WIDTH - LEFT - 30) * x / right
         return f"{across:.1f},{10 + (HEIGHT - BELOW - 10) * (1 - y / (top or 1.0)):.1f}"
 
     axis = f'stroke="{COLOURS["axis"]}"'
