@@ -255,10 +255,16 @@ def test_messages_in_parts_and_the_developer_role(world, post):
     by_parts = post("/v1/chat/completions", messages=[{"role": "user", "content": parts}], max_tokens=9).json()
     whole = post("/v1/chat/completions", messages=CHAT, max_tokens=9).json()
     assert by_parts["choices"] == [{**whole["choices"][0], "seed": by_parts["choices"][0]["seed"]}]
-    system = [{"role": "system", "content": "Be brief"}, *CHAT]
-    developer = [{"role": "developer", "content": "Be brief"}, *CHAT]
-    for messages in (system, developer):
-        post("/v1/chat/completions", messages=messages, max_tokens=9)
+    answers = [
+        post("/v1/chat/completions", messages=[{"role": role, "content": "Be brief"}, *CHAT], max_tokens=9).json()
+        for role in ("system", "developer", "user")
+    ]
+    contents = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert contents[0] == contents[1]
+    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
+    assert answers[1]["usage"]["prompt_tokens"] != answers[2]["usage"]["prompt_tokens"]
+    empty = [{"role": "assistant", "content": None}, {"role": "assistant"}, *CHAT]
+    assert post("/v1/chat/completions", messages=empty, max_tokens=9).status_code == 200
 
 
 def test_models(world, post):

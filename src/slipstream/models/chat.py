@@ -53,6 +53,9 @@ def chat_prompt(
     if model.chat_template is None:
         raise ModelError(f"{model.name} has no chat template; give it plain text (generate --raw) or an instruct model")
     checked = [_checked(message, place) for place, message in enumerate(_listed(messages))]
+    if "developer" not in model.chat_template:
+        # Models that know no developer know the system by that role.
+        checked = [{**each, "role": "system"} if each["role"] == "developer" else each for each in checked]
     tokenizer = model.tokenizer()
     mark = _unused_character([model.chat_template, *_texts(checked), *_texts(variables or {})])
     finder = _ControlFinder(tokenizer, mark)
