@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
 import pytest
 
 import beds
+import native_beds
+from slipstream.control.adaptive import Adaptive
 from slipstream.core.errors import ContextLengthError, InputError, QueueFullError, StoppedError
 from slipstream.core.params import SamplingParams, SpeculationSetting
+from slipstream.drafters.lookup import Lookup
+from slipstream.drafters.small_model import SmallModel
+from slipstream.drafters.suffix import Suffix
 from slipstream.engine.worker import Worker
+from slipstream.targets.slots import SlotPool
 
 PAUSE_S = 0.002
 
@@ -225,3 +232,67 @@ def test_a_dead_thread_fails_all_requests_and_takes_nothing_new(caplog):
     with pytest.raises(StoppedError, match="has failed"):
         worker.submit([1], listener=Heard())
     assert worker.drain(1)
+
+
+def serve_many(count: int, max_batch: int, rng: random.Random) -> None:
+    """Requests of all kinds, 16 at a time, a third cut off, while settings change; each that ended equals it alone."""
+    target = native_beds.target(max_context=160)
+    drafters = [Lookup(), Suffix(), SmallModel(native_beds.target(max_context=160, num_layers=1), target.vocab_size)]
+    made = beds.engine(target, drafters, controller=Adaptive(6), max_batch=max_batch, keep_prefixes=2)
+    worker = Worker(made, max_waiting=32, shadow_share=0.1)
+    places, ended = threading.Semaphore(16), []
+    worker.start()
+    for index in range(count):
+        places.acquire()
+        prompt = [rng.randrange(target.vocab_size) for _ in range(rng.choice([1, 5, 30, 120]))]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 35), temperature=rng.choice([0.0, 0.8]), seed=index, n=rng.choice([1, 1, 2])
+        )
+        cut = rng.random() < 0.3
+
+        def hear(request, pieces, cut=cut):
+            if pieces is None:
+                ended.append(request)
+                places.release()
+            elif cut:
+                worker.cancel(request)
+
+        how = rng.choice([True, True, False, SpeculationSetting(drafters=["suffix"]), SpeculationSetting(max_nodes=2)])
+        worker.submit(prompt, params, speculation=how, listener=hear)
+        if index % 20 == 0:
+            worker.change(speculation=rng.random() < 0.7, max_nodes=rng.choice([None, 1, 4]))
+    assert worker.drain(60)
+    worker.stop()
+    made.forget()
+    assert (len(ended), target.free_slots, target.memory_bytes()["kv_used"]) == (count, 8, 0)
+    assert worker.shadow.differed == 0
+    fresh = beds.engine(native_beds.target(max_context=160), keep_prefixes=0)
+    for request in ended:
+        if all(answer.finish_reason == "length" for answer in request.answers):
+            again = fresh.run([fresh.add(request.prompt_token_ids, request.params)])[0]
+            assert [answer.row.output for answer in request.answers] == [one.token_ids for one in again.outputs]
+
+
+@pytest.mark.parametrize("max_batch", [2, 6])
+def test_fault_17_many_requests_of_a_worker_equal_the_same_alone(max_batch):
+    serve_many(80, max_batch, random.Random(max_batch))
+
+
+@pytest.mark.full
+def test_fault_17_very_many_requests_of_a_worker_equal_the_same_alone():
+    serve_many(1500, 6, random.Random(0))
+
+
+def test_planted_chunk_in_the_wrong_order_is_seen(monkeypatch):
+    """The first chunk of a long prompt is read in the wrong order."""
+    take = SlotPool.take
+
+    def skips(self, tokens, reuse=True):
+        slot, shared = take(self, tokens, reuse)
+        if self._keep and not shared and len(tokens) > 40:  # not in the engine it is compared with
+            self._target.prefill(slot, tokens[32::-1])
+        return slot, shared
+
+    monkeypatch.setattr(SlotPool, "take", skips)
+    with pytest.raises(AssertionError):
+        serve_many(20, 2, random.Random(1))
