@@ -114,6 +114,20 @@ def test_a_probe_without_nodes_ends():
     assert bench.look(0.0, nodes=0) == ["back"]
 
 
+def test_an_exchanged_drafter_has_a_clean_record():
+    bench = Bench()
+    bench.look(0.6)
+    assert bench.look(0.0) == ["out"]
+    bench.drafting.exchange(beds.given([1]))
+    assert bench.drafting.active
+    for _ in range(3):
+        assert bench.look(0.1) == []
+    assert bench.watch.states()["given"].baseline == pytest.approx(0.1)
+    bench.drafting.previous()
+    assert bench.drafting.active
+    assert bench.look(0.6) == []
+
+
 def test_the_controllers_decisions_are_visible():
     bench = Bench()
     assert bench.look(0.5, gain=0.9, share=0.05) == ["resting"]

@@ -77,11 +77,15 @@ class Drafting:
         """Back to what was set before the last change. Raises InputError when there was none."""
         if not self._history:
             raise InputError("there is no earlier setting to go back to")
-        self.setting, self.guards = self._history.pop()
-        self._settle()
+        self._take(*self._history.pop())
 
     def _enter(self, setting: RunSetting, guards: tuple[Guard, ...]) -> None:
         self._history.append((self.setting, self.guards))
+        self._take(setting, guards)
+
+    def _take(self, setting: RunSetting, guards: tuple[Guard, ...]) -> None:
+        """An exchanged drafter comes in with a clean record, whatever became of the one before."""
+        self._out -= {guard.name for guard in guards if guard not in self.guards}
         self.setting, self.guards = setting, guards
         self._settle()
 

@@ -109,7 +109,8 @@ class Watch:
             record = self.records[guard.name]
             if record.guard is not guard:  # exchanged: another past
                 counts = verified.get(guard.name, 0), accepted.get(guard.name, 0)
-                record = self.records[guard.name] = Record(guard, *counts, guard.asked)
+                self.records[guard.name] = Record(guard, *counts, guard.asked)
+                continue
             gain = record.gain = gains.get(guard.name)
             if record.wakes_at is not None:
                 if self._steps >= record.wakes_at:
