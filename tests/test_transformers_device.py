@@ -8,7 +8,7 @@ import pytest
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import Draft
 from slipstream.core.types import Row
-from slipstream.engine.engine import Engine
+from slipstream.engine.ledger import Ledger
 from slipstream.kernels import reference_sampling as reference
 from slipstream.sampling import RowSampler
 from slipstream.sampling import noise as noise_rule
@@ -169,7 +169,7 @@ def transfers_by_step(engine, requests, monkeypatch) -> list[tuple[int, int]]:
         with Transfers() as seen, monkeypatch.context() as patch:
             counted, whole = CountedHost(patch), []
             # What an answer's end measures when no plain step was seen is no part of a step.
-            patch.setattr(Engine, "_calibrate", lambda self, row: None)
+            patch.setattr(Ledger, "calibrate", lambda self, target, row: None)
             patch.setattr(OnDevice, "host", lambda self, h=OnDevice.host, w=whole: w.append(1) or h(self))
             engine.step()
         counts.append((counted.count + len(seen.names), len(whole)))
