@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 DATA, INDEX = "features.f16", "index.jsonl"
 LARGEST = float(np.finfo(np.float16).max)
-REMEMBERED = 64
-"""Beginnings of prompts from which later ones may have been started."""
+REMEMBERED = 16
+"""Answers that have ended and from whose cache rows later ones may be started; more than an engine keeps."""
 SYNC_EVERY = 16
 """Sequences between two syncs to disk."""
 
@@ -132,6 +134,18 @@ class FeatureStore:
         self.close()
 
 
+@dataclass(slots=True)
+class _Recording:
+    """Features of the first tokens of a row. tokens: the row's own list, which grows."""
+
+    tokens: list[int]
+    parts: list[NDArray[np.float16]]
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.parts))
+
+
 class Recorder:
     """A drafter that offers nothing and keeps the features of every answer; `drafters.base.ReadsFeatures`."""
 
@@ -139,27 +153,25 @@ class Recorder:
 
     def __init__(self, store: FeatureStore) -> None:
         self._store = store
-        self._parts: dict[int, list[NDArray[np.float16]]] = {}
-        self._shared: list[tuple[list[int], NDArray[np.float16]]] = []
+        self._running: dict[int, _Recording] = {}
+        self._ended: deque[_Recording] = deque(maxlen=REMEMBERED)
 
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """A part of the prompt; what lies before the first part is taken from the answer it was shared with."""
-        parts = self._parts.setdefault(row.id, [])
-        if start and not parts:
-            before = self._beginning(row.tokens[:start])
-            if before is None:
-                return
-            parts.append(before)
-        if sum(map(len, parts)) == start:
-            parts.append(_halves(features))
-            beginning = (row.tokens[: start + len(features)], np.concatenate(parts))
-            self._shared = [*self._shared[-REMEMBERED:], beginning]
+        recording = self._running.get(row.id)
+        if recording is None:
+            before = [] if start == 0 else self._beginning(row.tokens[:start])
+            recording = self._running[row.id] = _Recording(row.tokens, before)
+        if recording.length == start:
+            recording.parts.append(_halves(features))
 
-    def _beginning(self, tokens: list[int]) -> NDArray[np.float16] | None:
-        for known, features in reversed(self._shared):
-            if known[: len(tokens)] == tokens:
-                return features[: len(tokens)]
-        return None
+    def _beginning(self, tokens: list[int]) -> list[NDArray[np.float16]]:
+        """Features of these tokens out of an answer that runs or has just ended; nothing when there is none."""
+        size = len(tokens)
+        for known in (*self._running.values(), *self._ended):
+            if known.length >= size and known.tokens[:size] == tokens:
+                return [np.concatenate(known.parts)[:size]]
+        return []
 
     def begin(self, row: Row) -> None:
         """Nothing is to be done."""
@@ -171,19 +183,20 @@ class Recorder:
     def observe(self, observations: Sequence[Observation]) -> None:
         """The anchor's features, and those of accepted nodes."""
         for seen in observations:
-            if seen.features is not None and seen.row.id in self._parts:
+            if seen.features is not None and seen.row.id in self._running:
                 kept = [0, *(node + 1 for node in seen.verdict.path)]
-                self._parts[seen.row.id].append(_halves(np.asarray(seen.features)[kept]))
+                self._running[seen.row.id].parts.append(_halves(np.asarray(seen.features)[kept]))
 
     def end(self, row: Row) -> None:
         """The answer is complete; where a part of its features was not seen, none are kept."""
-        parts = self._parts.pop(row.id, [])
-        if parts and sum(map(len, parts)) == len(row.tokens) - 1:
-            self._store.add(row.tokens, np.concatenate(parts))
+        recording = self._running.pop(row.id, None)
+        if recording is not None and recording.length == len(row.tokens) - 1:
+            self._store.add(row.tokens, np.concatenate(recording.parts))
+            self._ended.append(recording)
 
     def forget(self) -> None:
-        """Drop the beginnings."""
-        self._shared = []
+        """Drop what ended."""
+        self._ended.clear()
 
     def close(self) -> None:
         """The store is its opener's to close."""

@@ -22,7 +22,7 @@ from slipstream.train.schedule import Schedule
 from slipstream.train.unroll import Reader, Rows, collate
 
 CHECKPOINT = "checkpoint.pt"
-EVALUATED = 8192
+EVALUATED = 4096
 """Answer tokens measured on while training; the whole held-out part only at the end."""
 
 
@@ -37,7 +37,7 @@ class Options:
 
     steps: int | None = None
     minutes: float | None = None
-    positions: int = 2048
+    positions: int = 640
     objective: str = "ce"
     schedule: Schedule = field(default_factory=Schedule)
     weight_decay: float = 0.01
@@ -45,7 +45,7 @@ class Options:
     seed: int = 0
     autocast: bool = True
     save_every: float = 120.0
-    measure_every: float = 60.0
+    measure_every: float = 120.0
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
