@@ -256,7 +256,6 @@ def smollm2():
 
 ASKED = (
     "Describe a person as JSON with name, age, hobbies and level.",
-    "Invent a character for a story.",
     "Give an example of a user record, please.",
 )
 RECORD = {
@@ -297,13 +296,13 @@ def test_json_of_a_real_model_parses_and_does_not_depend_on_the_draft(smollm2, p
         assert 1 <= len(record["hobbies"]) <= 3
     expected = [output.token_ids for output in plain]
     drafted = 0
-    for drafters, controller in (
-        ([Suffix(), Recycling(model.vocab_size), Forced()], Adaptive(8)),
-        ([Lookup(), Forced()], Fixed(6, "chain")),
-        ([SmallModel(second, model.vocab_size), Forced()], Fixed(6, "tree")),
+    for drafters, controller, together in (
+        ([Suffix(), Recycling(model.vocab_size), Forced()], Adaptive(8), True),
+        ([Suffix(), Recycling(model.vocab_size), Forced()], Adaptive(8), False),
+        ([Lookup(), Forced()], Fixed(6, "chain"), True),
+        ([SmallModel(second, model.vocab_size), Forced()], Fixed(6, "tree"), True),
     ):
-        for together in (False, True):
-            outputs = run(drafters, controller, together)
-            assert [output.token_ids for output in outputs] == expected
-            drafted += sum(output.speculation.num_accepted_draft_tokens for output in outputs)
-    assert drafted > 100
+        outputs = run(drafters, controller, together)
+        assert [output.token_ids for output in outputs] == expected
+        drafted += sum(output.speculation.num_accepted_draft_tokens for output in outputs)
+    assert drafted > 60
