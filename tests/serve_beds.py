@@ -114,7 +114,7 @@ def running(llm: LLM, worker: dict[str, Any] | None = None, **settings: Any) -> 
         made.stop()
 
 
-def wait_for(condition: Any, seconds: float = 20) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not come"

@@ -9,10 +9,22 @@ from importlib.util import find_spec
 
 import pytest
 
+import beds
 import serve_beds as sb
 
 pytest.importorskip("fastapi", reason="the server needs the extra `serve`")
 from slipstream.server.openapi import below
+
+
+class AnyText(beds.SmallFile):
+    """The small model, whose tokenizer takes any text: what it has no token for is a question mark."""
+
+    def tokenizer(self) -> beds.Pieces:
+        plain = self._tokenizer
+        if not hasattr(plain, "strict"):
+            plain.strict = plain.encode
+            plain.encode = lambda text, add_special=False: plain.strict(re.sub(r"[^\n -~]", "?", text), add_special)
+        return plain
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +56,9 @@ def test_a_pattern_of_the_numbers_below(size):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_schemathesis_finds_nothing(monkeypatch, key, tmp_path):
+    monkeypatch.setattr(beds, "SmallFile", AnyText)
     with sb.running(sb.small(monkeypatch), api_key=key) as server:
-        command = [
-            sys.executable,
-            "-m",
-            "schemathesis.cli",
-            "run",
-            f"{server.url}/openapi.json",
-            "-n",
-            "60",
-            "--seed",
-            "1",
-        ]
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "-n", "60"]
         header = ["-H", f"Authorization: Bearer {key}"] if key else []
         result = subprocess.run([*command, *header], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 from starlette.types import ASGIApp
 
 from slipstream.core.errors import InputError
@@ -28,6 +29,7 @@ def serve(load: Callable[[Service], Served], settings: Settings, host: str, port
 
     Raises InputError when the address cannot be used, and whatever `load` raises.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     service = Service(settings)
     listener = bind(host, port)
     address = listener.getsockname()

@@ -16,6 +16,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 NONE_YET = Field(json_schema_extra={"maxItems": 0})
+SEED_SAYS: dict[str, Any] = {"minimum": -(2**63), "maximum": 2**64 - 1}
+"""Whole numbers; pydantic writes bounds as floats, which cannot hold these."""
 SCHEMA_SAYS: dict[str, Any] = {
     "properties": {"type": {"enum": ["object", "array", "string", "number", "integer", "boolean", "null"]}}
 }
@@ -108,7 +110,7 @@ class Sampling(Strict):
     stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_ID)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1, json_schema_extra=SEED_SAYS)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: SkipJsonSchema[dict[str, Any] | None] = None
