@@ -5,6 +5,7 @@
 
 void bind_linear(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
+void bind_head(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_successors(nanobind::module_& m);
 void bind_suffix(nanobind::module_& m);

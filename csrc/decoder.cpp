@@ -47,11 +47,11 @@ Decoder::Decoder(DecoderWeights weights, float* pool) : w_(std::move(weights)), 
   while (group % group_ != 0) group_--;
 }
 
-void Decoder::forward(const PassRows& pass, float* logits, float* features, bool store) {
+void Decoder::forward(const PassRows& pass, float* logits, float* features, bool store, const Entry* entry) {
   const FpScope mode;
   const DecoderShape& s = w_.shape;
-  prepare(pass, store);
-  embed(pass);
+  prepare(pass, store, entry);
+  embed(pass, entry);
   const bool last_feature = std::count(s.features.begin(), s.features.end(), s.layers) > 0;
   const bool outputs = logits != nullptr || (features != nullptr && last_feature);
   for (int layer = 0; layer < s.layers; layer++) {
@@ -74,23 +74,28 @@ void Decoder::forward(const PassRows& pass, float* logits, float* features, bool
     linear(Pool::instance(), w_.head, norm_.data(), s.hidden, rows_, logits, s.vocab);
 }
 
-void Decoder::prepare(const PassRows& pass, bool store) {
+void Decoder::prepare(const PassRows& pass, bool store, const Entry* entry) {
   const DecoderShape& s = w_.shape;
   rows_ = pass.rows;
   threads_ = Pool::instance().threads();
   const size_t m = static_cast<size_t>(rows_);
-  ensure(x_, m * s.hidden), ensure(norm_, m * s.hidden), ensure(out_, m * s.hidden);
+  const size_t widest = std::max<size_t>(s.hidden, entry == nullptr ? 0 : entry->width);
+  ensure(x_, m * s.hidden), ensure(norm_, m * widest), ensure(out_, m * s.hidden);
   ensure(qkv_, m * (s.q_width() + 2 * s.kv_width())), ensure(mixed_, m * s.q_width());
   ensure(gate_up_, 2 * m * s.intermediate), ensure(gated_, m * s.intermediate);
-  kept_rows_ = store ? 0 : rows_;
-  ensure(keys_, static_cast<size_t>(s.layers) * kept_rows_ * s.kv_width());
-  ensure(values_, static_cast<size_t>(s.layers) * kept_rows_ * s.kv_width());
+  older_ = entry == nullptr ? 0 : entry->older;
+  kept_rows_ = store ? 0 : older_ + rows_;
+  keys_.resize(s.layers), values_.resize(s.layers);
+  for (int layer = 0; layer < s.layers; layer++) {
+    ensure(keys_[layer], static_cast<size_t>(kept_rows_) * s.kv_width());
+    ensure(values_[layer], static_cast<size_t>(kept_rows_) * s.kv_width());
+  }
   positions_.resize(m), ends_.resize(m), ids_.resize(m);
   for (int i = 0; i < pass.sequences; i++)
     for (int row = pass.first[i]; row < pass.first[i + 1]; row++) {
       positions_[row] = pass.prefix[i] + pass.depths[row];
       ends_[row] = positions_[row] + 1;
-      ids_[row] = row;
+      ids_[row] = older_ + row;
     }
   make_groups(pass);
 }
@@ -117,8 +122,13 @@ void Decoder::make_groups(const PassRows& pass) {
   if (splits()) ensure(parts_, place);
 }
 
-void Decoder::embed(const PassRows& pass) {
+void Decoder::embed(const PassRows& pass, const Entry* entry) {
   const DecoderShape& s = w_.shape;
+  if (entry != nullptr) {
+    std::memcpy(x_.data(), entry->x, sizeof(float) * rows_ * s.hidden);
+    std::memcpy(norm_.data(), entry->normed, sizeof(float) * rows_ * entry->width);
+    return;
+  }
   for_rows(rows_, s.hidden, [&](int r) {
     float* x = &x_[size_t(r) * s.hidden];
     unpack_row(w_.embedding, pass.tokens[r], x);
@@ -169,8 +179,8 @@ void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
       const int32_t* table = pass.tables + sequence_of[r] * pass.table_stride;
       write_cache(layer, key, value, table[positions_[r] / kKvBlock], positions_[r] % kKvBlock);
     } else {
-      std::memcpy(keys(layer) + size_t(r) * s.kv_width(), key, sizeof(float) * s.kv_width());
-      std::memcpy(values(layer) + size_t(r) * s.kv_width(), value, sizeof(float) * s.kv_width());
+      std::memcpy(keys(layer) + size_t(older_ + r) * s.kv_width(), key, sizeof(float) * s.kv_width());
+      std::memcpy(values(layer) + size_t(older_ + r) * s.kv_width(), value, sizeof(float) * s.kv_width());
     }
   });
 }
@@ -189,7 +199,7 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
   const DecoderShape& s = w_.shape;
   const int width = s.q_width() + 2 * s.kv_width();
   const int stored = pass.prefix[g.sequence] + pass.first[g.sequence + 1] - pass.first[g.sequence];
-  const size_t drafted = size_t(layer) * kept_rows_ * s.kv_width() + size_t(g.kv_head) * s.head_dim;
+  const size_t drafted = store ? 0 : size_t(g.kv_head) * s.head_dim;
   AttendTask t;
   t.q = &qkv_[size_t(g.first_row) * width + size_t(g.head) * s.head_dim];
   t.q_stride = width;
@@ -207,8 +217,8 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
   t.block_floats = s.block_floats();
   t.key_offset = layer * s.layer_floats() + g.kv_head * s.head_floats();
   t.value_offset = t.key_offset + s.key_floats();
-  t.draft_keys = keys_.data() + (store ? 0 : drafted);
-  t.draft_values = values_.data() + (store ? 0 : drafted);
+  t.draft_keys = keys_[layer].data() + drafted;
+  t.draft_values = values_[layer].data() + drafted;
   t.draft_stride = s.kv_width();
   return t;
 }
@@ -287,7 +297,8 @@ void Decoder::add_and_norm(const float* weight) {
   for_rows(rows_, n, [&](int r) {
     float* x = &x_[size_t(r) * n];
     ops().add(&out_[size_t(r) * n], n, x);
-    ops().rms_norm(x, weight, w_.shape.eps, n, &norm_[size_t(r) * n]);
+    if (weight != nullptr) ops().rms_norm(x, weight, w_.shape.eps, n, &norm_[size_t(r) * n]);
+    else std::memcpy(&norm_[size_t(r) * n], x, sizeof(float) * n);
   });
 }
 

@@ -54,6 +54,14 @@ struct PassRows {
   int64_t table_stride;
 };
 
+// Rows that do not come from the embedding: those of a drafting head.
+struct Entry {
+  const float* x;       // [rows, hidden] what the first layer's output is added to
+  const float* normed;  // [rows, width] what its queries, keys and values are made of
+  int64_t width;
+  int older;  // rows of the passes before this one that stay aside; `parents` counts them first and may name them
+};
+
 class Decoder {
  public:
   // pool: KV blocks of shape.block_floats(). Pointers must outlive the decoder.
@@ -62,9 +70,11 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   void set_rope(const float* cos, const float* sin) { cos_ = cos, sin_ = sin; }
+  // The rows of the last pass after the final norm (without one: as they are), [rows, hidden].
+  const float* normed() const { return norm_.data(); }
   // logits [rows, vocab] and features [rows, features * hidden] may be null. With `store` keys and values go straight
   // into the blocks at prefix + depth, else they stay aside for `commit`.
-  void forward(const PassRows& pass, float* logits, float* features, bool store);
+  void forward(const PassRows& pass, float* logits, float* features, bool store, const Entry* entry = nullptr);
   // Copies keys and values of `count` rows of the last pass to their blocks and offsets.
   void commit(int count, const int32_t* rows, const int32_t* blocks, const int32_t* offsets);
   int last_rows() const { return kept_rows_; }
@@ -76,9 +86,9 @@ class Decoder {
     size_t place;  // of its first part in parts_
   };
 
-  void prepare(const PassRows& pass, bool store);
+  void prepare(const PassRows& pass, bool store, const Entry* entry);
   void make_groups(const PassRows& pass);
-  void embed(const PassRows& pass);
+  void embed(const PassRows& pass, const Entry* entry);
   void keep_features(int layer, float* features);
   void project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out);
   void rotate_and_keep(int layer, const PassRows& pass, bool store);
@@ -90,17 +100,19 @@ class Decoder {
   void add_and_norm(const float* weight);
   void gate();
   void write_cache(int layer, const float* key, const float* value, int block, int offset);
-  float* keys(int layer) { return keys_.data() + static_cast<size_t>(layer) * kept_rows_ * w_.shape.kv_width(); }
-  float* values(int layer) { return values_.data() + static_cast<size_t>(layer) * kept_rows_ * w_.shape.kv_width(); }
+  float* keys(int layer) { return keys_[layer].data(); }
+  float* values(int layer) { return values_[layer].data(); }
 
   DecoderWeights w_;
   float* pool_;
   const float *cos_ = nullptr, *sin_ = nullptr;
   float scale_;
   int group_;          // heads of one attention job: all heads of a key-value head unless they are very many
-  int kept_rows_ = 0;  // rows of the last pass in keys_ and values_
+  int kept_rows_ = 0;  // rows in keys_ and values_: those of the last pass and older ones
+  int older_ = 0;
   int rows_ = 0, threads_ = 1;
-  std::vector<float> x_, norm_, qkv_, mixed_, out_, gate_up_, gated_, keys_, values_, parts_;
+  std::vector<float> x_, norm_, qkv_, mixed_, out_, gate_up_, gated_, parts_;
+  std::vector<std::vector<float>> keys_, values_;  // by layer
   std::vector<int32_t> positions_, ends_, ids_;
   std::vector<Group> groups_;
   std::vector<int> group_of_;  // group of each part

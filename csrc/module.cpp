@@ -30,6 +30,7 @@ NB_MODULE(_core, m) {
       nb::arg("n"));
   bind_linear(m);
   bind_decoder(m);
+  bind_head(m);
   bind_sampling(m);
   bind_successors(m);
   bind_suffix(m);

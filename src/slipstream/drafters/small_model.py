@@ -108,7 +108,7 @@ class SmallModel(Drafter):
             plans = [plan for plan, given in zip(plans, logits, strict=True) if self._grow(plan, given)]
         for offer, limit in zip(offers, limits, strict=True):
             if not self.classical:
-                _prune(offer, limit.nodes)
+                prune(offer, limit.nodes)
         return offers
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -222,7 +222,7 @@ class SmallModel(Drafter):
         return tokens, [min(mass, MOST_CERTAIN) for mass in masses], masses
 
 
-def _prune(offers: Offers, count: int) -> None:
+def prune(offers: Offers, count: int) -> None:
     """Keep the `count` nodes most likely to be reached and accepted; parents outrank their children."""
     if len(offers) <= count:
         return

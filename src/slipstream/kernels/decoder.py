@@ -41,7 +41,7 @@ class CompiledDecoder:
     """The decoder of the compiled core; see `Decoder`."""
 
     def __init__(self, core: Any, weights: DecoderWeights, pool: NDArray[np.float32]) -> None:
-        layers = [_plain(layer) for layer in weights.layers]
+        layers = [plain_layer(layer) for layer in weights.layers]
         tensors = {
             "embedding": weights.embedding.handle,
             "head": weights.head.handle,
@@ -66,7 +66,7 @@ class CompiledDecoder:
         self._core.commit(rows, blocks, offsets)
 
 
-def _plain(layer: LayerWeights) -> dict[str, Any]:
+def plain_layer(layer: LayerWeights) -> dict[str, Any]:
     """A layer as the compiled core takes it: handles of packed matrices, arrays, None."""
     plain: dict[str, Any] = {}
     for entry in fields(layer):

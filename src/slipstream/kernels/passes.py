@@ -106,8 +106,9 @@ class Pass:
     """The rows of one pass, grouped by sequence; all arrays int32 and contiguous.
 
     tokens [m]. parents [m]: row of the parent within the pass, -1 for a row that follows the cache directly; parents
-    come first. first [n + 1]: rows of sequence i are first[i] .. first[i + 1] - 1. prefix [n]: positions in the cache.
-    tables [n, blocks]: KV blocks of each sequence, enough for its prefix (and, with `store`, for its rows).
+    come first. Drafting heads keep rows of earlier passes aside: `parents` then begins with theirs. first [n + 1]: rows
+    of sequence i are first[i] .. first[i + 1] - 1. prefix [n]: positions in the cache. tables [n, blocks]: KV blocks of
+    each sequence, enough for its prefix (and, with `store`, for its rows).
     """
 
     tokens: NDArray[np.int32]
@@ -122,7 +123,12 @@ class Pass:
         depths: list[int] = []
         for parent in self.parents.tolist():
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        self.depths = np.asarray(depths, np.int32)
+        self.depths = np.asarray(depths[self.older :], np.int32)
+
+    @property
+    def older(self) -> int:
+        """Rows of earlier passes that rows of this one may follow."""
+        return len(self.parents) - len(self.tokens)
 
     @property
     def rows(self) -> int:

@@ -140,19 +140,25 @@ class ReferenceDecoder:
 
     def forward(self, rows: Pass, logits: Floats | None, features: Floats | None, store: bool) -> None:
         """Run the pass; see `Decoder.forward`."""
-        shape = self.shape
-        self._keys = np.zeros((shape.layers, rows.rows, shape.kv_heads, shape.head_dim), np.float32)
-        self._values = np.zeros_like(self._keys)
         x = unpack_rows(self.weights.embedding, rows.tokens)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            for index, layer in enumerate(self.weights.layers):
-                self._keep_features(features, index, x)
-                x = self._layer(index, layer, x, rows)
-            self._keep_features(features, shape.layers, x)
+            x = self.run(rows, x, rms_norm(x, self.weights.layers[0].attention_norm, self.shape.eps), features)
             if logits is not None:
-                logits[:] = linear(rms_norm(x, self.weights.norm, shape.eps), self.weights.head)
+                logits[:] = linear(rms_norm(x, self.weights.norm, self.shape.eps), self.weights.head)
         if store:
-            self._store_all(rows)
+            self.store_all(rows)
+
+    def run(self, rows: Pass, x: Floats, normed: Floats, features: Floats | None = None) -> Floats:
+        """All layers over rows that enter as x, and as `normed` into the queries, keys and values of the first one."""
+        shape = self.shape
+        room = np.zeros((shape.layers, rows.rows, shape.kv_heads, shape.head_dim), np.float32)
+        self._keys = np.concatenate([self._keys[:, : rows.older], room], axis=1) if rows.older else room
+        self._values = np.concatenate([self._values[:, : rows.older], room], axis=1) if rows.older else room.copy()
+        for index, layer in enumerate(self.weights.layers):
+            self._keep_features(features, index, x)
+            x = self._layer(index, normed if index == 0 else rms_norm(x, layer.attention_norm, shape.eps), x, rows)
+        self._keep_features(features, shape.layers, x)
+        return x
 
     def commit(self, rows: NDArray[np.int32], blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
         """Copy keys and values of these rows of the last pass into the pool."""
@@ -162,7 +168,8 @@ class ReferenceDecoder:
                 keys[:, :, offset] = self._keys[layer, row]
                 values[:, offset, : self.shape.head_dim] = self._values[layer, row]
 
-    def _store_all(self, rows: Pass) -> None:
+    def store_all(self, rows: Pass) -> None:
+        """Keys and values of the last pass, which was over chains, go into the pool."""
         for sequence, prefix in enumerate(rows.prefix.tolist()):
             span = np.arange(rows.first[sequence], rows.first[sequence + 1], dtype=np.int32)
             positions = prefix + rows.depths[span]
@@ -175,15 +182,14 @@ class ReferenceDecoder:
                 if wanted == layer:
                     features[:, place * width : (place + 1) * width] = x
 
-    def _layer(self, index: int, layer: LayerWeights, x: Floats, rows: Pass) -> Floats:
-        shape = self.shape
-        normed = rms_norm(x, layer.attention_norm, shape.eps)
+    def _layer(self, index: int, normed: Floats, x: Floats, rows: Pass) -> Floats:
+        shape, layer = self.shape, self.weights.layers[index]
         q, k, v = self._project(layer, normed)
         positions = np.repeat(rows.prefix, np.diff(rows.first)) + rows.depths
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         q = rotate(q, cos, sin)
-        self._keys[index] = rotate(k, cos, sin)
-        self._values[index] = v
+        self._keys[index, rows.older :] = rotate(k, cos, sin)
+        self._values[index, rows.older :] = v
         mixed = np.stack([self._attend_row(index, row, q[row], rows) for row in range(rows.rows)])
         x = x + linear(mixed.reshape(rows.rows, shape.q_width), layer.output, layer.output_bias)
         normed = rms_norm(x, layer.mlp_norm, shape.eps)
@@ -207,7 +213,7 @@ class ReferenceDecoder:
         """Attention of one row over its committed prefix, then its ancestors in depth order and itself."""
         sequence = int(np.searchsorted(rows.first, row, side="right")) - 1
         prefix = int(rows.prefix[sequence])
-        path = [row]
+        path = [rows.older + row]
         while rows.parents[path[-1]] >= 0:
             path.append(int(rows.parents[path[-1]]))
         path.reverse()

@@ -1,0 +1,130 @@
+"""What a head remembers of texts: keys and values of committed tokens, and features that it has not read yet.
+
+Entry i of a cache holds the features of one token and the token after it. A row whose prefix the target had in its own
+cache has no features for it; the head then goes on from the longest text it remembers, or from nothing. Positions are
+counted by entries: rotary attention sees distances only, and a gap makes guesses worse, never wrong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.errors import InputError
+from slipstream.targets.native.kv import BlockPool, Slots
+
+SLOTS = 64
+"""Texts remembered at once, those of running rows among them."""
+KEPT = 4
+"""Finished texts that stay for prompts that begin alike."""
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """One text. tokens: the row's own growing list, a copy once it has ended. places: the token of each entry.
+
+    waiting: features that are not read yet, [parts][tokens, width], of the tokens before `next`.
+    """
+
+    slot: int
+    tokens: list[int]
+    places: list[int]
+    next: int
+    waiting: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def unread(self) -> int:
+        """Tokens whose features wait."""
+        return sum(len(part) for part in self.waiting)
+
+    def add(self, start: int, features: NDArray[np.float32]) -> None:
+        """Features of the tokens from `start` on; where there is a gap before it, what waits is kept."""
+        if start != self.next and self.waiting:
+            # What waits must be next to `next`: tokens without features between them are rare, and then left out.
+            self.waiting = []
+        self.waiting.append(features)
+        self.next = start + len(features)
+
+    def take(self, count: int) -> tuple[NDArray[np.float32], list[int]]:
+        """The first `count` waiting features [count, width], and the tokens that follow theirs; they become entries."""
+        first = self.next - self.unread
+        joined = self.waiting[0] if len(self.waiting) == 1 else np.concatenate(self.waiting)
+        self.waiting = [joined[count:]] if count < len(joined) else []
+        self.places += range(first, first + count)
+        return np.ascontiguousarray(joined[:count], np.float32), self.tokens[first + 1 : first + 1 + count]
+
+
+class Memories:
+    """All texts of a head, over one pool of blocks."""
+
+    def __init__(self, block_floats: int, max_context: int) -> None:
+        per_slot = -(-max_context // 32)
+        self.pool = BlockPool(SLOTS * per_slot, block_floats)
+        self.slots = Slots(self.pool, SLOTS, max_context)
+        self._live: dict[int, Memory] = {}
+        self._kept: list[Memory] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return int(self.pool.used * self.pool.data[0].nbytes)
+
+    def get(self, row: int) -> Memory | None:
+        """The memory of a running row."""
+        return self._live.get(row)
+
+    def join(self, row: int, tokens: list[int], start: int) -> Memory:
+        """A memory for a row whose features come from token `start` on: what other texts share with what is before."""
+        self.leave(row, keep=False)
+        best, shared = None, 0
+        for memory in [*self._kept, *self._live.values()]:
+            common = _common(memory.tokens, tokens)
+            usable = bisect_left(memory.places, min(common - 1, start))
+            if usable > shared:
+                best, shared = memory, usable
+        slot = self._open() if best is None else self._open((best.slot, shared))
+        made = Memory(slot, tokens, [] if best is None else best.places[:shared], start)
+        self._live[row] = made
+        return made
+
+    def _open(self, source: tuple[int, int] | None = None) -> int:
+        """A new slot, empty or the beginning of another, at the cost of kept texts when there is no other."""
+        while True:
+            try:
+                return self.slots.open() if source is None else self.slots.fork(*source)
+            except InputError:
+                spare = next((memory for memory in self._kept if source is None or memory.slot != source[0]), None)
+                if spare is None:
+                    raise
+                self._kept.remove(spare)
+                self.slots.close(spare.slot)
+
+    def leave(self, row: int, keep: bool) -> None:
+        """The row has ended; its text may be kept."""
+        memory = self._live.pop(row, None)
+        if memory is None:
+            return
+        if not keep or not memory.places:
+            self.slots.close(memory.slot)
+            return
+        memory.tokens, memory.waiting = list(memory.tokens), []
+        self._kept.append(memory)
+        while len(self._kept) > KEPT:
+            self.slots.close(self._kept.pop(0).slot)
+
+    def forget(self) -> None:
+        """Drop the texts of rows that have ended."""
+        while self._kept:
+            self.slots.close(self._kept.pop().slot)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens two sequences share."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size
+    return next(index for index in range(size) if one[index] != other[index])

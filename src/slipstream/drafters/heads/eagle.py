@@ -1,0 +1,250 @@
+"""EAGLE-1/2 and EAGLE-3: one pass of the head per level of the tree, all rows of a step together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.tree import ANCHOR
+from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.heads.cache import Memories, Memory
+from slipstream.drafters.heads.candidates import candidates
+from slipstream.drafters.heads.tree import Growing
+from slipstream.drafters.heads.weights import eagle_weights, rope_of
+from slipstream.kernels.head import EagleHead, HeadWeights, Made, make_eagle_head
+from slipstream.kernels.pack import linear
+from slipstream.kernels.passes import Pass
+
+if TYPE_CHECKING:
+    from slipstream.drafters.heads.parts import TargetParts
+    from slipstream.kernels.packed import Packed
+    from slipstream.models.heads.head import Head
+
+MOST_DEPTH = 8
+"""Deepest tree of a head that does not say how deep it was trained."""
+READ_ROWS = 256
+"""Features read in one pass."""
+READ_IN_PASS = 8
+"""Features up to this many are read in the first pass of a draft; of more, all but the last before it."""
+MOST_OWN = 1024
+"""Most tokens of a prompt that join the drafted vocabulary of a head with frozen rows."""
+
+Make = Callable[[HeadWeights, NDArray[np.float32]], EagleHead]
+
+
+@dataclass(slots=True)
+class _Row:
+    """What belongs to one row. own, rows: tokens of its prompt beyond the drafted vocabulary, their rows of the LM head.
+
+    top: the result of the last committed token, for the tokens the row had then.
+    """
+
+    ids: NDArray[np.int32]
+    rows: Packed | None = None
+    top: Made | None = None
+    length: int = -1
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A tree that grows. states: by node, the head's state that guessed it. aside: rows of expanded nodes."""
+
+    tree: Growing
+    memory: Memory
+    own: _Row
+    states: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    aside: dict[int, int] = field(default_factory=lambda: {ANCHOR: -1})
+
+
+class Eagle(Drafter):
+    """Drafts by a head of the EAGLE family. The target must give the features of the head's layers.
+
+    make: what computes the head, the compiled core unless told otherwise.
+    """
+
+    name = "eagle"
+
+    def __init__(
+        self, head: Head, target: TargetParts, vocab_size: int, max_context: int, make: Make = make_eagle_head
+    ) -> None:
+        self.config, self.vocab_size = head.config, vocab_size
+        weights = eagle_weights(head, target)
+        self.memories = Memories(weights.shape.block_floats, max_context)
+        self._target, self._ids = target, head.ids
+        self._drafted = frozenset(head.ids.tolist()) | target.padding
+        self._rope = rope_of(head.config)
+        self._head = make(weights, self.memories.pool.data)
+        self._head.rope(self._rope.cos, self._rope.sin)
+        self._rows: dict[int, _Row] = {}
+
+    def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
+        """Part of a prompt: its features wait until the head is asked, or are too many to wait."""
+        memory = self.memories.get(row.id)
+        if memory is None or memory.next != start:
+            memory = self.memories.join(row.id, row.tokens, start)
+        memory.add(start, np.asarray(features, np.float32))
+        self._read(memory, READ_ROWS)
+
+    def begin(self, row: Row) -> None:
+        """A row joins, with the features of its prompt, with those of others' or with none."""
+        if self.memories.get(row.id) is None:
+            self.memories.join(row.id, row.tokens, len(row.tokens) - 1)
+        self._rows[row.id] = _Row(*self._own_tokens(row))
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
+        """One tree per row; empty for rows of which no feature is known."""
+        offers = [Offers(self.name) for _ in rows]
+        most = self.config.drafts or MOST_DEPTH
+        plans = []
+        for row, limit, offer in zip(rows, limits, offers, strict=True):
+            memory, own = self.memories.get(row.id), self._rows.get(row.id)
+            depth = min(limit.depth, limit.nodes, most)
+            if memory is not None and own is not None and depth > 0:
+                plans.append(_Plan(Growing(row, limit, depth, offer), memory, own))
+        for plan, made in self._top(plans):
+            self._add(plan, ANCHOR, made.hidden[0], made.logits[0], made.normed[0])
+        older: list[int] = []
+        while expanding := [(plan, nodes) for plan in plans if (nodes := plan.tree.to_expand())]:
+            self._expand(expanding, older)
+        for plan in plans:
+            plan.tree.done()
+        return offers
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Features of the committed tokens wait for the next draft; those of the head's own guesses are gone."""
+        for seen in observations:
+            memory = self.memories.get(seen.row.id)
+            if memory is not None and seen.features is not None and seen.verdict.tokens:
+                kept = [0, *(node + 1 for node in seen.verdict.path)][: len(seen.verdict.tokens)]
+                start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
+                memory.add(start, np.asarray(seen.features[kept], np.float32))
+                self._read(memory, READ_ROWS)
+
+    def end(self, row: Row) -> None:
+        """The row leaves; what was read of it stays for prompts that begin alike."""
+        self._rows.pop(row.id, None)
+        memory = self.memories.get(row.id)
+        if memory is not None:
+            self._read(memory, 1)
+        self.memories.leave(row.id, keep=True)
+
+    def forget(self) -> None:
+        """Drop the texts of earlier rows."""
+        self.memories.forget()
+
+    def _own_tokens(self, row: Row) -> tuple[NDArray[np.int32], Packed | None]:
+        """Ids of all logits of a row: the drafted vocabulary, and the tokens of its prompt when rows can be had."""
+        if not self.config.frozen_head or self.config.draft_vocab >= self.vocab_size:
+            return self._ids, None
+        own = sorted(set(row.tokens[-MOST_OWN:]) - self._drafted)
+        if not own:
+            return self._ids, None
+        ids = np.asarray(own, np.int32)
+        return np.concatenate([self._ids, ids]), self._target.packed_head(ids)
+
+    def _read(self, memory: Memory, most: int) -> None:
+        """Read what waits, all but the last token, once there is more than `most` of it."""
+        while memory.unread > most:
+            self._pass([(memory, min(memory.unread - (most > 1), READ_ROWS))], last=False)
+            most = min(most, memory.unread - 1) if memory.unread else most
+
+    def _top(self, plans: Sequence[_Plan]) -> list[tuple[_Plan, Made]]:
+        """What follows the anchor of each row, from the features of the token before it."""
+        reading = [plan for plan in plans if plan.memory.unread and plan.memory.next == len(plan.tree.row.tokens) - 1]
+        for plan in reading:
+            self._read(plan.memory, READ_IN_PASS)
+        if reading:
+            made = self._pass([(plan.memory, plan.memory.unread) for plan in reading], last=True)
+            for index, plan in enumerate(reading):
+                at = slice(index, index + 1)
+                plan.own.top = Made(made.hidden[at], made.normed[at], made.logits[at])
+                plan.own.length = len(plan.tree.row.tokens)
+        known = [plan for plan in plans if plan.own.length == len(plan.tree.row.tokens)]
+        return [(plan, plan.own.top) for plan in known if plan.own.top is not None]
+
+    def _pass(self, parts: Sequence[tuple[Memory, int]], last: bool) -> Made:
+        """Read so many waiting features of each text into its cache; results of the last one of each, if asked for."""
+        slots = self.memories.slots
+        given, tokens, parents, first = [], [], [], [0]
+        prefix = np.asarray([len(memory.places) for memory, _ in parts], np.int32)
+        for memory, count in parts:
+            slots.reserve(memory.slot, len(memory.places) + count)
+            features, following = memory.take(count)
+            given.append(features)
+            parents += [-1, *range(len(tokens), len(tokens) + count - 1)]
+            tokens += following
+            first.append(len(tokens))
+        wanted = np.asarray(first[1:], np.int32) - 1 if last else np.zeros(0, np.int32)
+        tables = slots.tables[[memory.slot for memory, _ in parts]]
+        rows = _rows_of(tokens, parents, first, prefix, tables)
+        made = self._forward(rows, given[0] if len(given) == 1 else np.concatenate(given), True, wanted)
+        for memory, count in parts:
+            slots.grow(memory.slot, count)
+        return made
+
+    def _expand(self, expanding: Sequence[tuple[_Plan, list[int]]], older: list[int]) -> None:
+        """One level: the children of these nodes. older: parents of all rows kept aside so far, which it extends."""
+        tokens, parents, first, given = [], [], [0], []
+        before = len(older)
+        for plan, nodes in expanding:
+            for node in nodes:
+                parents.append(plan.aside[plan.tree.offers.parents[node]])
+                plan.aside[node] = before + len(tokens)
+                tokens.append(plan.tree.offers.tokens[node])
+                given.append(plan.states[node])
+            first.append(len(tokens))
+        older += parents
+        prefix = np.asarray([len(plan.memory.places) for plan, _ in expanding], np.int32)
+        tables = self.memories.slots.tables[[plan.memory.slot for plan, _ in expanding]]
+        rows = _rows_of(tokens, older, first, prefix, tables)
+        made = self._forward(rows, np.stack(given), False, np.arange(len(tokens), dtype=np.int32))
+        row = 0
+        for plan, nodes in expanding:
+            plan.tree.level = []
+            for node in nodes:
+                self._add(plan, node, made.hidden[row], made.logits[row], made.normed[row])
+                row += 1
+
+    def _forward(self, rows: Pass, given: NDArray[np.float32], fresh: bool, wanted: NDArray[np.int32]) -> Made:
+        if self._rope.ensure(rows.end):
+            self._head.rope(self._rope.cos, self._rope.sin)
+        return self._head.forward(rows, given, fresh, fresh, wanted)
+
+    def _add(
+        self,
+        plan: _Plan,
+        node: int,
+        state: NDArray[np.float32],
+        logits: NDArray[np.float32],
+        normed: NDArray[np.float32],
+    ) -> None:
+        """Children of a node, from what the head said after it."""
+        tree, own = plan.tree, plan.own
+        if own.rows is not None:
+            logits = np.concatenate([logits, linear(normed[None], own.rows)[0]])
+        width = max(tree.limit.width, 1)
+        found = candidates(tree.row, tree.path(node), logits, own.ids, width, self.vocab_size)
+        made = tree.add(node, found)
+        plan.states.update(dict.fromkeys(made, state))
+        tree.level += made
+
+
+def _rows_of(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    first: Sequence[int],
+    prefix: NDArray[np.int32],
+    tables: NDArray[np.int32],
+) -> Pass:
+    return Pass(
+        tokens=np.asarray(tokens, np.int32),
+        parents=np.asarray(parents, np.int32),
+        first=np.asarray(first, np.int32),
+        prefix=prefix,
+        tables=tables,
+    )

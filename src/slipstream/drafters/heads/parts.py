@@ -1,0 +1,85 @@
+"""What a head takes from its target: rows of the embedding and of the LM head, the final norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.kernels.pack import pack
+from slipstream.kernels.packed import Packed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from slipstream.models.files import ModelFile
+    from slipstream.models.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetParts:
+    """embedding, head: [vocab, hidden] as they lie on disk, one tensor when they are tied. norm, eps: the final one.
+
+    padding: ids that are no tokens and are never drafted.
+    """
+
+    embedding: Tensor
+    head: Tensor
+    norm: NDArray[np.float32]
+    eps: float
+    padding: frozenset[int] = frozenset()
+
+    def head_rows(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Rows of the LM head as fp32 [ids, hidden]."""
+        return self.head.take_rows(np.asarray(ids, np.intp)).float32().reshape(len(ids), -1)
+
+    def packed_head(self, ids: NDArray[np.int32]) -> Packed:
+        """Rows of the LM head, packed in the type they have; quantised blocks stay as they are."""
+        return pack(self.head.type, self.head.raw, self.head.shape[1], ids)
+
+    def packed_embedding(self) -> Packed:
+        """The whole embedding."""
+        return packed(self.embedding)
+
+
+def packed(tensor: Tensor) -> Packed:
+    """A matrix in the type it is stored in."""
+    return pack(tensor.type, tensor.raw, tensor.shape[1])
+
+
+def parts_of(model: ModelFile) -> TargetParts:
+    """The parts of an opened model. Raises ModelError where a tensor is missing."""
+    embedding = model.tensor("model.embed_tokens.weight")
+    head = embedding if model.config.tie_embeddings else model.tensor("lm_head.weight")
+    norm = model.tensor("model.norm.weight").float32().reshape(-1)
+    return TargetParts(embedding, head, norm, model.config.rms_eps, frozenset(model.config.padding_ids))
+
+
+def parts_of_torch(model: Any) -> TargetParts:
+    """The parts of a loaded model of transformers, copied to the host in fp32."""
+    from slipstream.models.heads.head import store
+
+    def values(tensor: Any) -> Tensor:
+        return store(tensor.detach().float().cpu().numpy(), "F32")
+
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    norm = final_norm(model)
+    held = values(embedding)
+    same = head is embedding or head.data_ptr() == embedding.data_ptr()
+    weight = norm.weight.detach().float().cpu().numpy()
+    eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-5)))
+    return TargetParts(held, held if same else values(head), weight, eps)
+
+
+def final_norm(model: Any) -> Any:
+    """The module that norms what leaves the last layer. Raises UnsupportedError where there is none to be seen."""
+    from slipstream.core.errors import UnsupportedError
+
+    base = model.base_model
+    for name in ("norm", "final_layernorm", "ln_f"):
+        found = getattr(base, name, None)
+        if found is not None:
+            return found
+    raise UnsupportedError(f"{type(model).__name__} has no final norm that is known; heads cannot be run on it")
