@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import beds
+import head_beds
 import native_beds
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.fixed import Fixed
 from slipstream.core.params import SamplingParams
 from slipstream.drafters import AVAILABLE, Materials, build, parse
+from slipstream.drafters.heads.load import make_drafter
+from slipstream.drafters.heads.parts import parts_of
 from slipstream.drafters.recycling import Recycling
 
 VOCAB = 26
-NAMES = [name for name in AVAILABLE if name not in ("none", "auto")]
+CONFIG = {"vocab_size": VOCAB, "token_count": VOCAB}
+HEADS = list(head_beds.KINDS)
+"""Heads by kind, each as a drafter of its own: head:KIND."""
+LAYERS = (0, 1, 2)
+NAMES = [name for name in AVAILABLE if name not in ("none", "auto", "head:PATH")]
+WITH_HEADS = [*(f"head:{kind}" for kind in HEADS), *(f"head:eagle3-ours,{name}" for name in NAMES)]
 PAIRS = list(itertools.combinations(NAMES, 2))
 SETTINGS = [",".join(names) for names in [*((name,) for name in NAMES), *PAIRS]]
 PARAMS = {
@@ -42,8 +51,37 @@ def setting_of(names, arguments):
     return names
 
 
+def load_head(kind):
+    """A random head for the random native target, which gives all its layers' features."""
+    wanted = (2,) if kind.startswith(("medusa", "eagle1")) else LAYERS
+    changes = {"vocab": VOCAB, "draft_vocab": 20 if "eagle3" in kind else VOCAB}
+    if kind == "eagle3-before":
+        changes["feature_layers"] = LAYERS
+    made = make_drafter(head_beds.head(kind, **changes), parts_of(native_beds.model(**CONFIG)), VOCAB, 400)
+    return Cut(made, wanted)
+
+
+class Cut:
+    """A head that reads some of the features that its target gives."""
+
+    def __init__(self, inner, layers):
+        self.inner, self.name = inner, inner.name
+        self.columns = np.concatenate([np.arange(48) + 48 * LAYERS.index(layer) for layer in layers])
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def prefilled(self, row, start, features):
+        self.inner.prefilled(row, start, features[:, self.columns])
+
+    def observe(self, observations):
+        self.inner.observe([replace(seen, features=seen.features[:, self.columns]) for seen in observations])
+
+
 def drafters(names, arguments, vocab_size, load_model, tokenizer):
-    return build(parse(setting_of(names, arguments)), Materials(vocab_size, load_model, tokenizer=tokenizer))
+    return build(
+        parse(setting_of(names, arguments)), Materials(vocab_size, load_model, tokenizer=tokenizer, load_head=load_head)
+    )
 
 
 def table_target(**settings):
@@ -73,11 +111,10 @@ def test_fault_02_every_drafter_and_pair_gives_plain_tokens(names, params, argum
             assert answers(engine, params, together) == (plain, 0)
 
 
-@pytest.mark.parametrize("names", SETTINGS)
+@pytest.mark.parametrize("names", [*SETTINGS, *WITH_HEADS])
 def test_fault_02_every_drafter_and_pair_gives_plain_tokens_on_the_native_runtime(names, arguments):
-    config = {"vocab_size": VOCAB, "token_count": VOCAB}
     tokenizer = beds.letters(VOCAB)
-    load = lambda *_: native_beds.target(**config)  # noqa: E731
+    load = lambda *_: native_beds.target(features=LAYERS if "head" in names else (), **CONFIG)  # noqa: E731
     for params in (PARAMS["greedy"], PARAMS["sampled"]):
         plain, _ = answers(beds.engine(load(), tokenizer=tokenizer), params, together=False)
         made = drafters(names, arguments, VOCAB, load, tokenizer)

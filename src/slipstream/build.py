@@ -92,7 +92,9 @@ def build_model(model: str | Path, settings: Settings) -> Built:
     file = open_named(model)
     draft_files = open_drafts(specs, file, classical)
     runtime = choose(file, settings.runtime, settings.device, settings.dtype)
-    target = load_target(file, settings.max_context, settings.slots, settings.threads, runtime)
+    specs = with_shipped_head(settings.draft, specs, file, runtime)
+    features = feature_layers(specs, file)
+    target = load_target(file, settings.max_context, settings.slots, settings.threads, runtime, features)
 
     def load_draft(name: str) -> Target:
         drafted, _ = draft_files[name]
@@ -103,11 +105,21 @@ def build_model(model: str | Path, settings: Settings) -> Built:
         choice = choose(drafted, settings.runtime, settings.device, settings.dtype)
         return load_target(drafted, context, settings.slots, settings.threads, choice)
 
+    def load_head(argument: str) -> Drafter:
+        from slipstream.drafters.heads.load import make_drafter, open_head, parts_for
+
+        head = open_head(argument, file)
+        if head.config.feature_layers != features:
+            raise InputError(f"head {argument} reads layers {head.config.feature_layers}, loaded are {features}")
+        return make_drafter(head, parts_for(target, file), target.vocab_size, target.max_context)
+
     tokenizer = file.tokenizer()
     if specs and settings.max_nodes:
         start_measured(governor, target, cost_key(file, runtime))
     foreign = {name: drafted.tokenizer() for name, (drafted, differs) in draft_files.items() if differs}
-    materials = Materials(target.vocab_size, load_draft, classical, tokenizer, foreign, settings.recycling_table)
+    materials = Materials(
+        target.vocab_size, load_draft, classical, tokenizer, foreign, settings.recycling_table, load_head
+    )
     engine = Engine(
         target,
         tokenizer,
@@ -200,10 +212,36 @@ def open_named(model: str | Path) -> ModelFile:
 
 
 def load_target(
-    file: ModelFile, max_context: int | None, slots: int, threads: int | None, choice: Choice | None = None
+    file: ModelFile,
+    max_context: int | None,
+    slots: int,
+    threads: int | None,
+    choice: Choice | None = None,
+    features: Sequence[int] = (),
 ) -> Target:
     """An opened model, loaded by the runtime chosen for it (None: chosen here)."""
-    return load(file, choice or choose(file), max_context, slots, threads)
+    return load(file, choice or choose(file), max_context, slots, threads, features)
+
+
+def with_shipped_head(setting: str, specs: list[DraftSpec], file: ModelFile, runtime: Choice) -> list[DraftSpec]:
+    """What "auto" adds for a model that has a head in the package: it drafts where its target runs natively."""
+    words = [word.strip() for word in setting.split(",")]
+    if "auto" not in words or runtime.name != "native" or any(spec.kind == "head" for spec in specs):
+        return specs
+    from slipstream.models.heads.shipped import shipped_for
+
+    name = shipped_for(file)
+    return specs if name is None else [*specs, DraftSpec("head", name)]
+
+
+def feature_layers(specs: Sequence[DraftSpec], file: ModelFile) -> tuple[int, ...]:
+    """The target's layers that the head among the drafters reads; none without one. Raises ModelError for a misfit."""
+    for spec in specs:
+        if spec.kind == "head":
+            from slipstream.drafters.heads.load import open_head
+
+            return open_head(spec.argument, file).config.feature_layers
+    return ()
 
 
 def open_drafts(specs: Sequence[DraftSpec], target: ModelFile, classical: bool) -> dict[str, tuple[ModelFile, bool]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AVAILABLE", "DraftSpec", "Materials", "build", "drawing", "parse"]
 
-AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "lookahead", "corpus:PATH", "model:NAME")
+AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "lookahead", "corpus:PATH", "model:NAME", "head:PATH")
 """The words of a draft setting; all but the first may be combined by commas."""
-WITH_ARGUMENT = {"model": "the name of a model: model:NAME", "corpus": "a file or folder: corpus:PATH"}
-RESERVED = ("head",)
+WITH_ARGUMENT = {
+    "model": "the name of a model: model:NAME",
+    "corpus": "a file or folder: corpus:PATH",
+    "head": "the folder of a trained head: head:PATH",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def parse(setting: str, draft_model: str | None = None) -> list[DraftSpec]:
     """The drafters that a setting such as "suffix,model:NAME" asks for; none of them is loaded yet.
 
     "auto" is suffix and recycling, and draft_model when one is given. Raises InputError for words that are unknown,
-    doubled or without their name, UnsupportedError for reserved ones.
+    doubled or without their name.
     """
     if not isinstance(setting, str):
         raise InputError(f"draft is {setting!r}; it must be a text such as 'auto', 'none' or 'suffix,model:NAME'")
@@ -58,8 +61,6 @@ def parse(setting: str, draft_model: str | None = None) -> list[DraftSpec]:
 def _expand(word: str, draft_model: str | None) -> list[DraftSpec]:
     kind, colon, argument = word.partition(":")
     choose = f"choose from {', '.join(AVAILABLE)} (combine with commas)"
-    if kind in RESERVED:
-        raise UnsupportedError(f"drafter {word!r} is not available in this version; {choose}")
     if kind in WITH_ARGUMENT:
         if not argument:
             raise InputError(f"draft {kind!r} needs {WITH_ARGUMENT[kind]}")
@@ -86,6 +87,7 @@ class Materials:
     vocab_size: the target's. load_model: name to a loaded model. classical: models draw at random and report their
     distribution (for rejection, block). tokenizer: the target's, for drafters that read text. foreign: tokenizers of
     the draft models whose vocabulary differs, by name. recycling_table: file in which recycling keeps its table.
+    load_head: path to a drafter over the head there.
     """
 
     vocab_size: int
@@ -94,6 +96,7 @@ class Materials:
     tokenizer: Tokenizer | None = None
     foreign: Mapping[str, Tokenizer] = field(default_factory=dict)
     recycling_table: str | Path | None = None
+    load_head: Callable[[str], Drafter] | None = None
 
 
 def build(specs: Sequence[DraftSpec], given: Materials) -> list[Drafter]:
@@ -155,6 +158,12 @@ def _model(name: str, given: Materials) -> Drafter:
     return SmallModel(given.load_model(name), given.vocab_size, given.classical)
 
 
+def _head(path: str, given: Materials) -> Drafter:
+    if given.load_head is None:
+        raise InputError(f"draft 'head:{path}' needs a target that gives its hidden states")
+    return given.load_head(path)
+
+
 _MAKERS: dict[str, Callable[[str, Materials], Drafter]] = {
     "lookup": _lookup,
     "suffix": _suffix,
@@ -162,4 +171,5 @@ _MAKERS: dict[str, Callable[[str, Materials], Drafter]] = {
     "lookahead": _lookahead,
     "corpus": _corpus,
     "model": _model,
+    "head": _head,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,8 +52,17 @@ def choose(file: ModelFile, runtime: str | None = None, device: str | None = Non
     return Choice("native", f"architecture {file.config.architecture} is of the Llama family, weights are readable")
 
 
-def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, threads: int | None) -> Target:
+def load(
+    file: ModelFile,
+    choice: Choice,
+    max_context: int | None,
+    slots: int,
+    threads: int | None,
+    features: Sequence[int] = (),
+) -> Target:
     """The model in the chosen runtime. threads: for the whole process; None: by a short measurement.
+
+    features: layers whose input hidden states passes return.
 
     Raises ModelError when the runtime is not installed.
     """
@@ -70,7 +80,7 @@ def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, t
         from slipstream.targets.native.model import NativeTarget
 
         native.warn_if_slow()
-        return NativeTarget.load(file, max_context=max_context, slots=slots)
+        return NativeTarget.load(file, max_context, slots, features)
     import torch
 
     from slipstream.targets.transformers.loading import Placement
@@ -79,7 +89,7 @@ def load(file: ModelFile, choice: Choice, max_context: int | None, slots: int, t
     if threads is not None:
         torch.set_num_threads(threads)
     placement = Placement(choice.device, choice.dtype, graphs=os.environ.get("SLIPSTREAM_GRAPHS") or None)
-    return TransformersTarget.load(file, max_context, slots, placement=placement)
+    return TransformersTarget.load(file, max_context, slots, features, placement)
 
 
 def share(target: Target, max_context: int, slots: int) -> Target | None:

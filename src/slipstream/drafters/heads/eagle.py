@@ -39,7 +39,7 @@ Make = Callable[[HeadWeights, NDArray[np.float32]], EagleHead]
 
 @dataclass(slots=True)
 class _Row:
-    """What belongs to one row. own, rows: tokens of its prompt beyond the drafted vocabulary, their rows of the LM head.
+    """One row. ids: target ids of all its logits; rows: the LM head of those that its prompt adds to the drafted ones.
 
     top: the result of the last committed token, for the tokens the row had then.
     """
@@ -88,7 +88,7 @@ class Eagle(Drafter):
         if memory is None or memory.next != start:
             memory = self.memories.join(row.id, row.tokens, start)
         memory.add(start, np.asarray(features, np.float32))
-        self._read(memory, READ_ROWS)
+        self._read(memory, over=READ_ROWS)
 
     def begin(self, row: Row) -> None:
         """A row joins, with the features of its prompt, with those of others' or with none."""
@@ -123,14 +123,14 @@ class Eagle(Drafter):
                 kept = [0, *(node + 1 for node in seen.verdict.path)][: len(seen.verdict.tokens)]
                 start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
                 memory.add(start, np.asarray(seen.features[kept], np.float32))
-                self._read(memory, READ_ROWS)
+                self._read(memory, over=READ_ROWS)
 
     def end(self, row: Row) -> None:
         """The row leaves; what was read of it stays for prompts that begin alike."""
         self._rows.pop(row.id, None)
         memory = self.memories.get(row.id)
         if memory is not None:
-            self._read(memory, 1)
+            self._read(memory, leave=0)
         self.memories.leave(row.id, keep=True)
 
     def forget(self) -> None:
@@ -147,17 +147,17 @@ class Eagle(Drafter):
         ids = np.asarray(own, np.int32)
         return np.concatenate([self._ids, ids]), self._target.packed_head(ids)
 
-    def _read(self, memory: Memory, most: int) -> None:
-        """Read what waits, all but the last token, once there is more than `most` of it."""
-        while memory.unread > most:
-            self._pass([(memory, min(memory.unread - (most > 1), READ_ROWS))], last=False)
-            most = min(most, memory.unread - 1) if memory.unread else most
+    def _read(self, memory: Memory, over: int = 0, leave: int = 1) -> None:
+        """Read what waits but for the last `leave` tokens, once more than `over` tokens wait."""
+        while over < memory.unread > leave:
+            self._pass([(memory, min(memory.unread - leave, READ_ROWS))], last=False)
+            over = 0
 
     def _top(self, plans: Sequence[_Plan]) -> list[tuple[_Plan, Made]]:
         """What follows the anchor of each row, from the features of the token before it."""
         reading = [plan for plan in plans if plan.memory.unread and plan.memory.next == len(plan.tree.row.tokens) - 1]
         for plan in reading:
-            self._read(plan.memory, READ_IN_PASS)
+            self._read(plan.memory, over=READ_IN_PASS)
         if reading:
             made = self._pass([(plan.memory, plan.memory.unread) for plan in reading], last=True)
             for index, plan in enumerate(reading):
@@ -170,7 +170,8 @@ class Eagle(Drafter):
     def _pass(self, parts: Sequence[tuple[Memory, int]], last: bool) -> Made:
         """Read so many waiting features of each text into its cache; results of the last one of each, if asked for."""
         slots = self.memories.slots
-        given, tokens, parents, first = [], [], [], [0]
+        tokens: list[int] = []
+        given, parents, first = [], [], [0]
         prefix = np.asarray([len(memory.places) for memory, _ in parts], np.int32)
         for memory, count in parts:
             slots.reserve(memory.slot, len(memory.places) + count)
@@ -189,7 +190,8 @@ class Eagle(Drafter):
 
     def _expand(self, expanding: Sequence[tuple[_Plan, list[int]]], older: list[int]) -> None:
         """One level: the children of these nodes. older: parents of all rows kept aside so far, which it extends."""
-        tokens, parents, first, given = [], [], [0], []
+        tokens: list[int] = []
+        parents, first, given = [], [0], []
         before = len(older)
         for plan, nodes in expanding:
             for node in nodes:
