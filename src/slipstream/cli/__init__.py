@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for input that is wrong, 130 after Ctrl-C, 1 for a defect."""
-    from slipstream.cli import bench, chat, generate, info, serve, train  # noqa: F401  they add their commands
+    from slipstream.cli import bench, chat, convert, generate, info, serve, train  # noqa: F401  they add their commands
     from slipstream.cli.app import app
     from slipstream.core.errors import SlipstreamError
 

@@ -70,7 +70,7 @@ class Medusa(Drafter):
             return offers
         states = self._normed(np.stack([self._rows[rows[index].id].feature for index in known]))
         depth = min(max(limits[index].depth for index in known), self.config.medusa_heads)
-        logits = [linear(self._run(number, states), self._heads[number]) for number in range(depth)]
+        logits = [self.logits(number, states) for number in range(depth)]
         for place, index in enumerate(known):
             levels = self._levels(rows[index], limits[index], [level[place] for level in logits])
             grow(offers[index], levels, limits[index])
@@ -95,13 +95,13 @@ class Medusa(Drafter):
         mean = np.mean(features * features, axis=1, keepdims=True, dtype=np.float32)
         return np.asarray(features / np.sqrt(mean + self._eps) * self._norm, np.float32)
 
-    def _run(self, number: int, states: Floats) -> Floats:
-        """The residual blocks of one head: x + SiLU(W x + b)."""
+    def logits(self, number: int, states: Floats) -> Floats:
+        """What one head says: residual blocks x + SiLU(W x + b), then its LM head. states [rows, hidden], normed."""
         for weight, bias in self._blocks[number]:
             x = linear(states, weight, bias=bias)
             with np.errstate(over="ignore"):
                 states = np.asarray(states + x / (np.float32(1) + np.exp(-x)), np.float32)
-        return states
+        return linear(states, self._heads[number])
 
     def _levels(self, row: Row, limit: Limit, logits: Sequence[Floats]) -> list[Candidates]:
         """Candidates by distance, along the most probable path where processors want to know it."""

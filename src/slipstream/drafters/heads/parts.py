@@ -9,12 +9,12 @@ import numpy as np
 
 from slipstream.kernels.pack import pack
 from slipstream.kernels.packed import Packed
+from slipstream.models.tensor import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from slipstream.models.files import ModelFile
-    from slipstream.models.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class TargetParts:
 
     def head_rows(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Rows of the LM head as fp32 [ids, hidden]."""
-        return self.head.take_rows(np.asarray(ids, np.intp)).float32().reshape(len(ids), -1)
+        return Tensor(self.head.type, (len(ids), self.head.shape[1]), self.head.raw[ids]).float32()
 
     def packed_head(self, ids: NDArray[np.int32]) -> Packed:
         """Rows of the LM head, packed in the type they have; quantised blocks stay as they are."""

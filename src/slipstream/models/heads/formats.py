@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,13 @@ def write_head(
     format_name: str = "slipstream",
     rows: Rows | None = None,
     provenance: Mapping[str, Any] | None = None,
+    check: Callable[[Head], None] | None = None,
 ) -> list[str]:
     """Write a head as a new folder and return what its user should know; on any failure nothing is left behind.
 
     rows: the target's LM head, needed where a format must hold rows that this head takes from it. provenance: kept in
-    the slipstream format. Raises InputError for an unknown format or a folder that is there, ModelError otherwise.
+    the slipstream format. check: looks at what is read back, and raises when it is not right. Raises InputError for an
+    unknown format or a folder that is there, ModelError otherwise.
     """
     if format_name not in FORMATS:
         raise InputError(f"format is {format_name!r}; choose one of {', '.join(FORMATS)}")
@@ -76,6 +78,8 @@ def write_head(
         written = (speculators if format_name == "speculators" else eagle).write(head, rows)
     with new_folder(Path(path).expanduser()) as folder:
         _save(folder, written, medusa.FILE if format_name == "medusa" else SINGLE)
+        if check is not None:
+            check(read_head(folder))
     return written.notices
 
 

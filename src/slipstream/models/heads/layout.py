@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,7 @@ def with_head_rows(head: Head, rows: Rows | None, format_name: str) -> tuple[Ten
     return store(rows(head.ids), "F16"), head.config.target
 
 
-def as_stored(config: HeadConfig) -> HeadConfig:
-    """The description of a file that holds the rows of its LM head."""
-    return replace(config, frozen_head=False)
+def as_foreign(head: Head) -> Head:
+    """The head as a foreign format keeps it: in types that every reader knows, but for what only slipstream reads."""
+    kept = {name: tensor if name in OWN_TENSORS else foreign(tensor) for name, tensor in head.tensors.items()}
+    return Head(head.config, kept, head.ids, head.notices, head.unused)

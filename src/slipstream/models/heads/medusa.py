@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.heads.config import HeadConfig
 from slipstream.models.heads.head import Head, full_ids, store
-from slipstream.models.heads.layout import KEY, Written, assemble, foreign, our_settings
+from slipstream.models.heads.layout import KEY, Written, assemble, foreign, our_settings, read_ours
 from slipstream.models.heads.weights import Weights
 
 FILE = "medusa_lm_head.safetensors"
@@ -60,7 +60,6 @@ def read(table: Mapping[str, Any], weights: Weights, source: str) -> Head:
     own = weights.values.get("medusa.0.lm_head.weight")
     vocab = own.shape[0] if own is not None else int(table.get("vocab_size") or 0)
     draft_vocab, ids = vocab, full_ids(vocab)
-    ours = table.get(KEY) or {}
     reduced = weights.numbers.pop("token_map", None)
     if reduced is not None:
         ids = reduced.reshape(-1).astype(np.int32)
@@ -79,9 +78,8 @@ def read(table: Mapping[str, Any], weights: Weights, source: str) -> Head:
         frozen_head=own is None,
         depth=heads,
         target=str(table.get("base_model_name_or_path") or ""),
-        fingerprint=str(ours.get("fingerprint", "")),
     )
-    return assemble(config, weights, ids, [])
+    return assemble(read_ours(config, table, weights, Weights({}, {}), source), weights, ids, [])
 
 
 def write(head: Head) -> Written:
