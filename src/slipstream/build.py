@@ -107,11 +107,14 @@ def build_model(model: str | Path, settings: Settings) -> Built:
 
     def load_head(argument: str) -> Drafter:
         from slipstream.drafters.heads.load import make_drafter, open_head, parts_for
+        from slipstream.drafters.heads.tried import warn_if_useless
 
         head = open_head(argument, file)
         if head.config.feature_layers != features:
             raise InputError(f"head {argument} reads layers {head.config.feature_layers}, loaded are {features}")
-        return make_drafter(head, parts_for(target, file), target.vocab_size, target.max_context)
+        parts = parts_for(target, file)
+        warn_if_useless(argument, head, parts, target, file)
+        return make_drafter(head, parts, target.vocab_size, target.max_context)
 
     tokenizer = file.tokenizer()
     if specs and settings.max_nodes:

@@ -18,7 +18,7 @@ from slipstream.drafters.heads.tree import Growing
 from slipstream.drafters.heads.weights import eagle_weights, rope_of
 from slipstream.kernels.head import EagleHead, HeadWeights, Made, make_eagle_head
 from slipstream.kernels.pack import linear
-from slipstream.kernels.passes import Pass
+from slipstream.kernels.passes import BLOCK, Pass
 
 if TYPE_CHECKING:
     from slipstream.drafters.heads.parts import TargetParts
@@ -81,6 +81,8 @@ class Eagle(Drafter):
         self._head = make(weights, self.memories.pool.data)
         self._head.rope(self._rope.cos, self._rope.sin)
         self._rows: dict[int, _Row] = {}
+        self.weights_bytes = head.nbytes
+        self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
 
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """Part of a prompt: its features wait until the head is asked, or are too many to wait."""

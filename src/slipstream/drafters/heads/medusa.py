@@ -54,6 +54,7 @@ class Medusa(Drafter):
             if not head.config.frozen_head:
                 self._heads.append(packed(head.tensors[f"medusa.{number}.lm_head.weight"]))
         self._rows: dict[int, _Seen] = {}
+        self.weights_bytes, self.kv_bytes_per_token = head.nbytes, 0
 
     def prefilled(self, row: Row, start: int, features: Floats) -> None:
         """Part of a prompt: its last token is what counts."""
@@ -68,7 +69,7 @@ class Medusa(Drafter):
         known = [index for index, row in enumerate(rows) if self._current(row) and limits[index].depth > 0]
         if not known:
             return offers
-        states = self._normed(np.stack([self._rows[rows[index].id].feature for index in known]))
+        states = self.normed(np.stack([self._rows[rows[index].id].feature for index in known]))
         depth = min(max(limits[index].depth for index in known), self.config.medusa_heads)
         logits = [self.logits(number, states) for number in range(depth)]
         for place, index in enumerate(known):
@@ -91,7 +92,8 @@ class Medusa(Drafter):
         seen = self._rows.get(row.id)
         return seen is not None and seen.length == len(row.tokens)
 
-    def _normed(self, features: Floats) -> Floats:
+    def normed(self, features: Floats) -> Floats:
+        """Hidden states as the heads read them: after the target's final norm."""
         mean = np.mean(features * features, axis=1, keepdims=True, dtype=np.float32)
         return np.asarray(features / np.sqrt(mean + self._eps) * self._norm, np.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from slipstream.models.files import ModelFile, open_model
 from slipstream.targets.base import PassOutput, RowInput
 from slipstream.targets.native.buffers import Buffers
 from slipstream.targets.native.kv import BlockPool, Slots
-from slipstream.targets.native.load import decoder_shape, load_weights, require_supported
+from slipstream.targets.native.load import decoder_shape, feature_layers, load_weights, require_supported
 from slipstream.targets.native.rope import RopeTables
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ class NativeTarget:
         weights = load_weights(file, decoder_shape(file.config, features))
         return cls(file.name, file.config, weights, max_context, slots)
 
-    def share(self, max_context: int, slots: int) -> NativeTarget:
-        """Another target over the same weights, with a cache of its own."""
-        return NativeTarget(self.name, self.config, self._weights, max_context, slots)
+    def share(self, max_context: int, slots: int, features: Sequence[int] = ()) -> NativeTarget:
+        """Another target over the same weights, with a cache and features of its own. Raises InputError."""
+        shape = replace(self._shape, features=feature_layers(features, self.config))
+        return NativeTarget(self.name, self.config, replace(self._weights, shape=shape), max_context, slots)
 
     @property
     def features_width(self) -> int:
