@@ -24,7 +24,7 @@ MODEL = {"num_layers": 4}
 
 
 def trained(target, text, before=False, layers=(1, 2, 3)):
-    """A head whose LM head was fitted to the target's own text: attention and MLP are silent, h is one feature.
+    """A head whose LM head was fitted to the target's own text: attention and MLP are silent, h is what a layer adds.
 
     Its hidden_norm turns the signs of half of h around, so that the norm flag matters.
     """
@@ -33,10 +33,11 @@ def trained(target, text, before=False, layers=(1, 2, 3)):
     for name in arrays:
         if name.endswith("norm.weight"):
             arrays[name][:] = 1
-    arrays["fc.weight"][:, 96:] = np.eye(48)
+    arrays["fc.weight"][:, 48:] = np.hstack([-np.eye(48), np.eye(48)])
     signs = np.where(np.arange(48) % 2, 1, -1).astype(np.float32)
     arrays["layers.0.hidden_norm.weight"][:] = signs
-    features = reader_of(target)(layers, text)[:-2, 96:]
+    features = reader_of(target)(layers, text)[:-2]
+    features = features[:, 96:] - features[:, 48:96]
     x = features / np.sqrt((features**2).mean(1, keepdims=True) + 1e-5)
     x = x * signs / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) if before else x
     wanted = np.eye(101)[text[2:]]

@@ -31,7 +31,9 @@ PROMPT = "Explain in a few paragraphs how a rainbow forms. Then tell a short sto
 TOKENS = 160
 NEAR_ZERO = 0.05
 """A head below this on its target's own text does not fit; untrained ones are right about once in a thousand times."""
-BETTER = 3.0
+DOUBTFUL = 0.25
+"""Below this the likely causes are tried too: a head that is read wrongly may still be right now and then."""
+BETTER = 1.5
 """A change that makes so many times more guesses right is what is wrong."""
 CHUNK = 256
 
@@ -50,8 +52,8 @@ class Trial:
 
     @property
     def useless(self) -> bool:
-        """True when the head does not fit."""
-        return self.count > 0 and self.rate < NEAR_ZERO
+        """True when the head does not fit, or would be much better read otherwise."""
+        return self.count > 0 and (self.rate < NEAR_ZERO or bool(self.remedy))
 
     def message(self, name: str) -> str:
         """What to tell the user of a useless head."""
@@ -81,7 +83,7 @@ def own_text(target: Target, prompt: Sequence[int], count: int = TOKENS) -> list
 def try_head(head: Head, parts: TargetParts, read: Read, tokens: Sequence[int], start: int) -> Trial:
     """The head on a text whose answer begins at token `start`; the likely causes are tried when it is useless."""
     trial = _rate(head, parts, read, tokens, start)
-    if not trial.useless:
+    if not trial.count or trial.rate >= DOUBTFUL:
         return trial
     best, remedy = trial, ""
     for description, other in variants(head):
