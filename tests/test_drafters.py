@@ -9,11 +9,13 @@ import sys
 import pytest
 
 import beds
-from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.errors import InputError, ModelError
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Limit, Offers, Row
 from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
 from slipstream.drafters.guard import PATIENCE, Guard
+from slipstream.models.heads.formats import read_head
+from slipstream.models.heads.shipped import place_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,7 @@ from slipstream.drafters.guard import PATIENCE, Guard
         (" suffix , model:a/b:c ", [("suffix", ""), ("model", "a/b:c")]),
         ("model:C:\\x.gguf", [("model", "C:\\x.gguf")]),
         ("auto,lookup", [("suffix", ""), ("recycling", ""), ("lookup", "")]),
+        ("head:a/b,suffix", [("head", "a/b"), ("suffix", "")]),
         ("lookahead,corpus:my texts", [("lookahead", ""), ("corpus", "my texts")]),
     ],
 )
@@ -61,12 +64,16 @@ def test_settings_that_mean_nothing_are_refused(setting, words):
     assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize("word", ["head:/x", "head"])
-def test_fault_24_reserved_drafters_are_refused_not_ignored(word):
-    with pytest.raises(
-        UnsupportedError, match=r"not available.*lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME"
-    ):
-        parse(f"lookup,{word}")
+def test_fault_24_a_head_without_a_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="head:PATH"):
+        parse("lookup,head")
+    with pytest.raises(InputError, match="needs a target that gives its hidden states"):
+        build(parse("head:x"), Materials(vocab_size=16, load_model=None))
+    with pytest.raises(ModelError, match="no such head"):
+        place_of(str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"config.json: missing; a head is a folder"):
+        read_head(place_of(str(tmp_path / "empty")))
 
 
 def test_settings_become_drafters():

@@ -94,7 +94,7 @@ def test_planted_truncated_d2t_is_named(tmp_path):
     head = head_beds.head("eagle3")
     write_head(tmp_path / "cut", Head(head.config, head.tensors, head.ids), "speculators")
     written = read_head(tmp_path / "cut")
-    with pytest.raises(ModelError, match="d2t maps 30 ids, the head drafts 37.*truncated"):
+    with pytest.raises(ModelError, match=r"d2t maps 30 ids, the head drafts 37.*truncated"):
         Head(written.config, written.tensors, written.ids[:30]).check("head x")
 
 
@@ -135,9 +135,9 @@ def test_fault_26_maps_and_values_are_looked_at():
         check(Head(head.config, head.tensors, head.ids + 64))
     broken = head.tensors["fc.weight"].float32()
     broken[3, 4] = np.nan
-    with pytest.raises(ModelError, match="fc.weight holds NaN"):
+    with pytest.raises(ModelError, match=r"fc.weight holds NaN"):
         check(Head(head.config, {**head.tensors, "fc.weight": store(broken, "F32")}, head.ids))
-    with pytest.raises(ModelError, match="nothing uses tensors rotary.extra"):
+    with pytest.raises(ModelError, match=r"nothing uses tensors rotary.extra"):
         check(Head(head.config, head.tensors, head.ids, unused=["rotary.extra"]))
 
 

@@ -43,7 +43,7 @@ Read = Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """rate: share of guesses of the next token that were right. count: guesses. remedy: what would help, and how far."""
+    """rate: share of guesses of the next token that were right; count: guesses. remedy: what would make it `better`."""
 
     rate: float
     count: int
