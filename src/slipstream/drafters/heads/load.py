@@ -10,6 +10,7 @@ from slipstream.drafters.heads.parts import TargetParts, parts_of, parts_of_torc
 from slipstream.models.heads.check import fitted
 from slipstream.models.heads.formats import read_head
 from slipstream.models.heads.shipped import place_of
+from slipstream.targets.native.load import ARCHITECTURES
 
 if TYPE_CHECKING:
     from slipstream.models.files import ModelFile
@@ -25,9 +26,9 @@ def open_head(argument: str, model: ModelFile) -> Head:
 
 
 def parts_for(target: Target, model: ModelFile) -> TargetParts:
-    """What heads take from a loaded target: from its file where tensors go by the names of the Llama family."""
+    """What heads take from a loaded target: from its file where it is of the Llama family."""
     loaded: Any = getattr(target, "model", None)
-    if loaded is not None and "model.norm.weight" not in model.names():
+    if loaded is not None and model.config.architecture not in ARCHITECTURES:
         return parts_of_torch(loaded)
     return parts_of(model)
 

@@ -41,7 +41,7 @@ class Medusa(Drafter):
 
     def __init__(self, head: Head, target: TargetParts, vocab_size: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size
-        self._norm, self._eps, self._ids = target.norm, np.float32(target.eps), head.ids
+        self._norm, self._eps, self._ids = target.final_norm(), np.float32(target.eps), head.ids
         self._blocks: list[list[tuple[Packed, Floats]]] = []
         self._heads: list[Packed] = []
         if head.config.frozen_head:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipstream.core.errors import UnsupportedError
 from slipstream.kernels.pack import pack
 from slipstream.kernels.packed import Packed
 from slipstream.models.tensor import Tensor
@@ -19,16 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetParts:
-    """embedding, head: [vocab, hidden] as they lie on disk, one tensor when they are tied. norm, eps: the final one.
+    """embedding, head: [vocab, hidden] as they lie on disk, one tensor when they are tied.
 
-    padding: ids that are no tokens and are never drafted.
+    norm, eps: the final RMS norm; None where the model ends in another norm. padding: ids that are no tokens and are
+    never drafted.
     """
 
     embedding: Tensor
     head: Tensor
-    norm: NDArray[np.float32]
+    norm: NDArray[np.float32] | None
     eps: float
     padding: frozenset[int] = frozenset()
+
+    def final_norm(self) -> NDArray[np.float32]:
+        """The final norm's weight. Raises UnsupportedError where heads cannot be given what they were trained on."""
+        if self.norm is None:
+            raise UnsupportedError("heads that read the output of the final norm need a model that ends in an RMS norm")
+        return self.norm
 
     def head_rows(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Rows of the LM head as fp32 [ids, hidden]."""
@@ -65,21 +73,10 @@ def parts_of_torch(model: Any) -> TargetParts:
 
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
-    norm = final_norm(model)
     held = values(embedding)
     same = head is embedding or head.data_ptr() == embedding.data_ptr()
-    weight = norm.weight.detach().float().cpu().numpy()
-    eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-5)))
-    return TargetParts(held, held if same else values(head), weight, eps)
-
-
-def final_norm(model: Any) -> Any:
-    """The module that norms what leaves the last layer. Raises UnsupportedError where there is none to be seen."""
-    from slipstream.core.errors import UnsupportedError
-
-    base = model.base_model
-    for name in ("norm", "final_layernorm", "ln_f"):
-        found = getattr(base, name, None)
-        if found is not None:
-            return found
-    raise UnsupportedError(f"{type(model).__name__} has no final norm that is known; heads cannot be run on it")
+    found = getattr(model.base_model, "norm", None)
+    # Gemma's norms multiply by 1 + weight.
+    plain = type(found).__name__.endswith("RMSNorm") and "Gemma" not in type(found).__name__
+    weight = found.weight.detach().float().cpu().numpy() if plain else None
+    return TargetParts(held, held if same else values(head), weight, float(getattr(found, "variance_epsilon", 1e-6)))

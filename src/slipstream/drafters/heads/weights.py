@@ -30,7 +30,7 @@ def eagle_weights(head: Head, target: TargetParts) -> HeadWeights:
     optional = _Optional(head)
     norm, eps = optional.vector("feature_norm.weight"), config.eps
     if config.final_norm:
-        norm, eps = np.ascontiguousarray(target.norm, np.float32), target.eps
+        norm, eps = np.ascontiguousarray(target.final_norm(), np.float32), target.eps
     return HeadWeights(
         shape=shape_of(config),
         three=config.kind == "eagle3",
