@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from slipstream.train.features import FeatureStore, compute_missing, sequence_ke
 from slipstream.train.prompts import grammar, make_prompts
 from slipstream.train.shelf import Shelf
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+DATA = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 LAYERS = (0, 1, 2)
 MODEL = {"model": "tiny", "tokenizer": "t"}
 
