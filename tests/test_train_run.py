@@ -424,7 +424,7 @@ def test_what_cannot_be_is_said_before_training(made, tmp_path, capsys, more, me
 def test_a_run_that_is_told_to_end_saves_and_is_resumed(made, tmp_path):
     """The command as a process of its own, ended from outside, then resumed: the same head as a run left alone."""
     words = [sys.executable, "-m", "slipstream", "train", "eagle3", "--target", str(made[0]), "--data", str(made[1])]
-    more = "--draft-vocab 64 --batch 40 --threads 1 --feature-layers 0,1,2 --steps 60 --fp32 --storage F32"
+    more = "--draft-vocab 64 --batch 40 --threads 1 --feature-layers 0,1,2 --steps 60 --full-precision --storage F32"
     words += more.split()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, **quiet)

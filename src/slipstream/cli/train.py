@@ -47,7 +47,7 @@ Features = Annotated[Path | None, typer.Option("--features", help="Folder of fea
 Layers = Annotated[
     str, typer.Option("--feature-layers", help="Layers an EAGLE-3 head reads, as 2,15,27; three by default.")
 ]
-Fp32 = Annotated[bool, typer.Option("--fp32", help="Compute in float32 instead of bfloat16.")]
+Fp32 = Annotated[bool, typer.Option("--full-precision", help="Compute in float32 instead of bfloat16.")]
 
 
 @commands.command("prompts")
