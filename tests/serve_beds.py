@@ -33,7 +33,7 @@ class Fingerprinted(LLM):
 def small(monkeypatch: Any, pause: float = 0.0, **settings: Any) -> LLM:
     """The small model. pause: seconds that each pass takes longer."""
 
-    def load(file: beds.SmallFile, max_context: int | None, slots: int, threads: int | None, choice: object) -> Any:
+    def load(file: beds.SmallFile, max_context: int | None, slots: int, *_: object) -> Any:
         return file.target(max_context=max_context or CONTEXT, slots=slots, pause=pause)
 
     monkeypatch.setattr(build, "open_named", lambda name: beds.SmallFile())

@@ -151,6 +151,11 @@ def test_null_means_default(post):
     post("/v1/chat/completions", messages=CHAT, tools=[], **dict.fromkeys(set(chat) - {"tools"}))
 
 
+def test_whole_numbers_with_a_point_are_whole(post):
+    ids = complete(post, prompt=[5, 6, 7], max_tokens=4)["choices"][0]["text"]
+    assert complete(post, prompt=[5.0, 6, 7.0], max_tokens=4.0)["choices"][0]["text"] == ids
+
+
 def test_min_tokens_beyond_max_tokens_is_a_full_answer(post):
     ends = {"stop": ["e", "a", "o"], "prompt": "Hello", "seed": 2, "temperature": 1.0}
     assert complete(post, max_tokens=10, **ends)["usage"]["completion_tokens"] < 10

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from slipstream.server.schemas import FEWEST_SEED, MOST_SEED
 from slipstream.server.service import Served, Service
 
 ERROR = {
@@ -63,7 +64,7 @@ def _answers(operation: dict[str, Any], path: str, method: str) -> None:
     statuses = dict(_ALL)
     if method == "post":
         statuses |= _POSTED
-        answers["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answers["200"]["content"]["text/event-stream"] = {"schema": {}}
     if method == "post" or "{" in path:
         statuses["404"] = "no such model"
     if path == "/metrics":
@@ -83,6 +84,8 @@ def _bound(schema: Any, served: Served) -> None:
     title = schema.get("title")
     if title == "Token":
         schema["maximum"] = served.vocabulary_size - 1
+    elif title == "SeedNumber":  # FastAPI writes bounds as floats, which cannot hold these
+        schema.update(minimum=FEWEST_SEED, maximum=MOST_SEED)
     elif title == "DrafterName":
         schema["enum"] = list(served.drafters)
     elif title == "PromptText" and served.vocabulary.bos_id is None:
