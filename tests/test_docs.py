@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from slipstream.cli import bench, chat, generate, info, serve, train  # noqa: F401  they add their commands
+from slipstream.cli import bench, chat, convert, generate, info, serve, train  # noqa: F401  they add their commands
 from slipstream.cli.app import app
 from slipstream.core.stats import Speculation
 

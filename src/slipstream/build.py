@@ -73,6 +73,13 @@ class Built:
         """The drafters as a setting says them."""
         return ",".join(map(str, self.specs)) or "none"
 
+    def head_sizes(self) -> list[str]:
+        """What heads among the drafters take, in words."""
+        from slipstream.drafters.heads.base import HeadDrafter
+
+        drafters = [guard.drafter for guard in self.engine.drafting.guards]
+        return [drafter.takes() for drafter in drafters if isinstance(drafter, HeadDrafter)]
+
     def drafter(self, name: str) -> Drafter:
         """A drafter of this name, loaded once more. Raises InputError when none was loaded before."""
         for spec, loaded in zip(self.specs, self.engine.drafting.names, strict=False):

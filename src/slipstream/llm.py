@@ -102,6 +102,7 @@ class LLM:
         config, megabytes = self._file.config, self._file.weights_bytes / 1e6
         how = self.settings
         drafting = f"draft {self._built.draft}, {how.controller}, up to {how.max_nodes} nodes, {how.verifier}"
+        drafting += "".join(f"; {text}" for text in self._built.head_sizes())
         model = f"{self.name} ({config.architecture}, {self._file.weight_types}, {megabytes:.0f} MB)"
         where = f"{self.runtime.name} on {self.runtime.device or 'cpu'} ({self.runtime.reason})"
         return f"{model}\n{where}\n{drafting}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import Limit, Observation, Offers, Row
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.heads.base import HeadDrafter
 from slipstream.drafters.heads.cache import Memories, Memory
 from slipstream.drafters.heads.candidates import candidates
 from slipstream.drafters.heads.tree import Growing
@@ -61,7 +61,7 @@ class _Plan:
     aside: dict[int, int] = field(default_factory=lambda: {ANCHOR: -1})
 
 
-class Eagle(Drafter):
+class Eagle(HeadDrafter):
     """Drafts by a head of the EAGLE family. The target must give the features of the head's layers.
 
     make: what computes the head, the compiled core unless told otherwise.

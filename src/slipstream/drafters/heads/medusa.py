@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import Limit, Observation, Offers, Row
-from slipstream.drafters.base import Drafter
+from slipstream.drafters.heads.base import HeadDrafter
 from slipstream.drafters.heads.candidates import Candidates, candidates
 from slipstream.drafters.heads.parts import packed
 from slipstream.drafters.heads.tree import LEAST
@@ -34,7 +34,7 @@ class _Seen:
     length: int
 
 
-class Medusa(Drafter):
+class Medusa(HeadDrafter):
     """Drafts by Medusa heads. The target must give the features that leave its last layer."""
 
     name = "medusa"
