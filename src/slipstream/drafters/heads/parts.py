@@ -75,7 +75,7 @@ def parts_of_torch(model: Any) -> TargetParts:
     head = model.get_output_embeddings().weight
     held = values(embedding)
     same = head is embedding or head.data_ptr() == embedding.data_ptr()
-    found = getattr(model.base_model, "norm", None)
+    found: Any = getattr(model.base_model, "norm", None)
     # Gemma's norms multiply by 1 + weight.
     plain = type(found).__name__.endswith("RMSNorm") and "Gemma" not in type(found).__name__
     weight = found.weight.detach().float().cpu().numpy() if plain else None

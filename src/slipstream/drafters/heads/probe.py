@@ -128,7 +128,8 @@ def _guesses(
     """The most likely drafted id of every position."""
     if head.config.kind == "medusa":
         drafter = Medusa(head, parts, head.config.vocab)
-        return drafter.logits(0, drafter.normed(features)).argmax(1)
+        best: NDArray[np.intp] = np.argmax(drafter.logits(0, drafter.normed(features)), axis=1)
+        return best
     weights, rope = eagle_weights(head, parts), rope_of(head.config)
     blocks = -(-len(features) // BLOCK)
     runner = make_eagle_head(weights, np.zeros((blocks, weights.shape.block_floats), np.float32))
