@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from slipstream.server.service import Served, Service
 from slipstream.server.wire import Writer, text_of, usage
 
 WARNING = "x-slipstream-warning"
-MAX_LISTED = 20
+MAX_LISTED, MAX_NAME = 20, 64
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Call:
@@ -80,5 +82,5 @@ def echoed(body: CompletionRequest, job: Job, served: Served) -> list[str]:
 
 def warnings(body: Sampling) -> dict[str, str]:
     """A header that lists fields that were sent and mean nothing here."""
-    names = [ascii(name)[1:-1][:64] for name in body.unknown[:MAX_LISTED]]
+    names = [name if _WORD.fullmatch(name) else ascii(name[:MAX_NAME]) for name in body.unknown[:MAX_LISTED]]
     return {WARNING: f"fields that are not known and were ignored: {', '.join(names)}"} if names else {}

@@ -18,8 +18,8 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Token = Annotated[Whole, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "Token"})]
+WHOLE = BeforeValidator(_whole)
+Token = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "Token"}), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -68,7 +68,7 @@ class SpeculationOption(Strict):
     """drafter: names of loaded drafters ("suffix,recycling", or a list; "none"; "auto" for all of them)."""
 
     drafter: DrafterName | list[DrafterName] | None = None
-    max_nodes: Annotated[Whole, Field(ge=0, le=1024)] | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
 
 
 class JsonSchema(Strict):
@@ -102,11 +102,11 @@ class Sampling(Strict):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_ID)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_ID), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=10000)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=MAX_ID)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_ID), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -115,8 +115,10 @@ class Sampling(Strict):
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[Whole, Field(ge=0, le=MAX_ID)] | None = None
-    seed: Annotated[Whole, Field(ge=FEWEST_SEED, le=MOST_SEED, json_schema_extra={"title": "SeedNumber"})] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_ID), WHOLE] | None = None
+    seed: (
+        Annotated[int, Field(ge=FEWEST_SEED, le=MOST_SEED, json_schema_extra={"title": "SeedNumber"}), WHOLE] | None
+    ) = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: SkipJsonSchema[dict[str, Any] | None] = None
@@ -145,9 +147,9 @@ class CompletionRequest(Sampling):
     model_config = ConfigDict(json_schema_extra=COMPLETION_SAYS)
 
     prompt: Prompts
-    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     echo: bool | None = None
-    best_of: Annotated[Whole, Field(json_schema_extra={"const": 1})] | None = None
+    best_of: Annotated[int, Field(json_schema_extra={"const": 1}), WHOLE] | None = None
     suffix: Annotated[str, Field(json_schema_extra={"const": ""})] | None = None
 
 
@@ -184,9 +186,9 @@ class ChatRequest(Sampling):
     model_config = ConfigDict(json_schema_extra=CHAT_SAYS)
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[Whole, Field(ge=0, le=MAX_ID)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_ID), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     tools: Annotated[list[Any], NONE_YET] | None = None
     tool_choice: Annotated[Any, Field(json_schema_extra={"enum": ["none", "auto", None]})] = None
     functions: Annotated[list[Any], NONE_YET] | None = None
@@ -204,6 +206,6 @@ class AdminChange(Strict):
 
     enabled: bool | None = None
     drafters: list[str] | None = None
-    max_nodes: Annotated[Whole, Field(ge=0, le=1024)] | None = None
+    max_nodes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
     reload: str | None = None
     rollback: bool | None = None
