@@ -102,7 +102,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(
         build_module,
         "load_target",
-        lambda file, context, slots, threads, choice: file.target(max_context=context or 400, slots=slots),
+        lambda file, context, slots, *_: file.target(max_context=context or 400, slots=slots),
     )
 
 

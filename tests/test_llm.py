@@ -18,7 +18,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
     loads = []
 
-    def load(file, max_context, slots, threads, choice):
+    def load(file, max_context, slots, threads, *_):
         loads.append({"max_context": max_context, "slots": slots, "threads": threads})
         return file.target(max_context=max_context or file.config.max_context, slots=slots)
 
@@ -99,7 +99,7 @@ def test_settings_reach_the_runtime(small):
     [
         ({"draft": "magic"}, InputError, "unknown drafter 'magic'"),
         ({"draft": None}, InputError, "draft is None; it must be a text"),
-        ({"draft": "head:x"}, UnsupportedError, "not available"),
+        ({"draft": "head"}, InputError, "head:PATH"),
         ({"verifier": "magic"}, InputError, "unknown verifier 'magic'"),
         ({"controller": "magic"}, InputError, "unknown controller 'magic'"),
         ({"shape": "ring"}, InputError, "shape"),

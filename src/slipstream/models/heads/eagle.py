@@ -44,14 +44,16 @@ EXPECTED = {
 
 
 def eagle3_flags(table: Mapping[str, Any], source: str) -> list[str]:
-    """Raise UnsupportedError where a flag asks for another architecture; returns notices (none yet)."""
-    for name, expected in EXPECTED.items():
-        given = flag(table, name, source)
-        if given is not None and given != expected:
-            raise UnsupportedError(
-                f"{source}: {name} is {str(given).lower()}; heads with it are not run here, "
-                f"only those where it is {str(expected).lower()}"
-            )
+    """Raise UnsupportedError where a flag asks for another architecture; returns a list for notices."""
+    inner = table.get("eagle_config")
+    for part in (table, inner if isinstance(inner, Mapping) else {}):
+        for name, expected in EXPECTED.items():
+            given = part.get(name, expected)
+            if given is not None and given != expected:
+                raise UnsupportedError(
+                    f"{source}: {name} is {str(given).lower()}; heads with it are not run here, "
+                    f"only those where it is {str(expected).lower()}"
+                )
     return []
 
 
