@@ -66,6 +66,9 @@ class Optimum(Adaptive):
 
     truth: Sequence[int] = ()
 
+    def _all_cheap(self) -> bool:
+        return False  # no row rests
+
     def _best(
         self, trees: Sequence[Ranked], limits: Sequence[Limit], drafting: float
     ) -> tuple[list[int], float, float]:
@@ -105,7 +108,7 @@ class Replay:
         row = Row(number, [*given.prompt, given.tokens[0]], len(given.prompt), params, given.seed, sampler)
         sampler.append(given.tokens[:1])
         for drafter in self.drafters:
-            getattr(drafter, "forget", lambda: None)()
+            drafter.forget()
             drafter.begin(row)
         seconds, nodes = 0.0, 0
         while len(row.tokens) - row.prompt_length < len(given.tokens):
@@ -159,7 +162,8 @@ def run(args: argparse.Namespace) -> None:
     points = {size: seconds / 1e3 for size, seconds in CURVES[args.costs].items()}
     for setting in [*args.settings, "optimum"]:
         draft = args.settings[-1] if setting == "optimum" else setting
-        made = (Optimum if setting == "optimum" else Adaptive)(args.max_nodes, pass_costs=points)
+        made = (Optimum if setting == "optimum" else Adaptive)(args.max_nodes)
+        made.start_from(points)
         drafters = build(parse(draft), Materials(answers[0].vocab_size, lambda name: None))  # type: ignore[arg-type, return-value]
         replay, gains, nodes = Replay(made, drafters, costs), dict[str, list[float]](), 0
         for number, answer in enumerate(answers):

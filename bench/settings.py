@@ -63,7 +63,7 @@ class Runs:
         """Answers, seconds of decoding per token, tokens per pass."""
         self.engine.forget()
         for drafter in self.drafters:
-            getattr(drafter, "forget", lambda: None)()
+            drafter.forget()
         started = time.perf_counter()
         results = self.engine.run([self.engine.add(prompt, params) for prompt in prompts])
         spent = time.perf_counter() - started - sum(result.timing.prefill_s for result in results)
@@ -88,7 +88,9 @@ class Bench:
         draft = "none" if words == "plain" else words.replace("model", f"model:{self.args.draft_model}")
         given = Materials(self.llm.target.vocab_size, self._load, tokenizer=self.llm.tokenizer)
         drafters = build(parse(draft), given)
-        controller: Controller = Adaptive(self.args.max_nodes, pass_costs=self._costs)
+        adaptive = Adaptive(self.args.max_nodes)
+        adaptive.start_from(self._costs)
+        controller: Controller = adaptive
         if nodes:
             controller = Fixed(int(nodes.rstrip("t")), "tree" if nodes.endswith("t") else "chain")
         verifier, batch = make_verifier("coupled"), self.args.concurrent

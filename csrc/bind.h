@@ -9,3 +9,4 @@ void bind_head(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_successors(nanobind::module_& m);
 void bind_suffix(nanobind::module_& m);
+void bind_tree(nanobind::module_& m);

@@ -34,4 +34,5 @@ NB_MODULE(_core, m) {
   bind_sampling(m);
   bind_successors(m);
   bind_suffix(m);
+  bind_tree(m);
 }

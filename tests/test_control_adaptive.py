@@ -11,17 +11,22 @@ import beds
 from slipstream.control import asking
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import StepCost
-from slipstream.control.calibrate import Calibrator
 from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import Fixed
+from slipstream.control.merge import Merger
 from slipstream.core.params import SamplingParams
-from slipstream.core.tree import ANCHOR
+from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
 
 PASS = 0.010
+
+
+def started(controller, costs):
+    controller.start_from(costs)
+    return controller
 
 
 def flat(rows):
@@ -127,7 +132,7 @@ def test_one_source_comes_close_to_the_best_fixed_length(seconds, chance, pass_t
 
     found = World(make(), pass_time, noise=noise).run(Adaptive(16, "chain"), 1000)
     best = best_fixed(make, pass_time=pass_time, noise=noise)
-    assert found >= (0.85 if noise else 0.94) * best, f"{found:.3f} of {best:.3f}"
+    assert found >= (0.85 if noise else 0.93) * best, f"{found:.3f} of {best:.3f}"
 
 
 @pytest.mark.parametrize("seconds", [0.00005, 0.001, 0.004, 0.02])
@@ -144,7 +149,7 @@ def test_fault_25_a_useless_drafter_is_hardly_asked():
     assert dear.asked < 25
     cheap = Guesser("cheap", 0.0, 0.000001)
     World([cheap], flat).run(Adaptive(), 1000)
-    assert 250 < cheap.asked < 500  # next to no cost, and it is there when it pays again
+    assert 50 < cheap.asked < 200  # next to no cost, and it is there when it pays again
 
 
 @pytest.mark.parametrize("seconds", [0.00001, 0.003])
@@ -186,12 +191,12 @@ def test_batches_stop_drafting_when_rows_are_dear():
 
 
 def test_initial_costs_are_used_before_anything_is_measured():
-    dear = {1: 0.01, 2: 0.1, 17: 1.0}
+    dear = {1: 0.01, 2: 0.0185, 17: 1.0}
     cheap = {1: 0.01, 2: 0.0101, 17: 0.0102}
     row = [Row(0, [0], 1, SamplingParams(), 0, sampler=None)]
     offer = Offers("g", [0, 1], [-1, 0], [0.7, 0.7])
     for costs, nodes in ((dear, 0), (cheap, 2)):
-        controller = Adaptive(16, "chain", pass_costs=costs)
+        controller = started(Adaptive(16, "chain"), costs)
         limits = controller.limits(row)
         assert limits[0].nodes == 16
         assert len(controller.choose(row, [[offer]], limits)[0]) == nodes
@@ -199,14 +204,14 @@ def test_initial_costs_are_used_before_anything_is_measured():
 
 def test_rows_that_do_not_speculate_are_left_alone():
     rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None, speculate=i > 0) for i in range(3)]
-    for controller in (Adaptive(pass_costs={1: 0.01, 3: 0.01}), Fixed(4)):
+    for controller in (started(Adaptive(), {1: 0.01, 3: 0.01}), Fixed(4)):
         assert [limit.nodes > 0 for limit in controller.limits(rows)] == [False, True, True]
     assert [limit.nodes for limit in Adaptive(0).limits(rows)] == [0, 0, 0]
 
 
 def test_every_n_is_looked_at():
     """The first node does not pay, four do: stopping early would lose the gain."""
-    controller = Adaptive(8, "chain", pass_costs={1: 0.01, 2: 0.0198, 3: 0.0198, 4: 0.0198, 5: 0.0198, 9: 0.04})
+    controller = started(Adaptive(8, "chain"), {1: 0.01, 2: 0.0198, 3: 0.0198, 4: 0.0198, 5: 0.0198, 9: 0.04})
     row = [Row(0, [0], 1, SamplingParams(), 0, sampler=None)]
     offer = Offers("g", [0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0.9] * 6)
     assert len(controller.choose(row, [[offer]], controller.limits(row))[0]) == 4
@@ -217,7 +222,7 @@ def useless_speed(seconds=0.004):
 
 
 def test_planted_blind_calibration_is_seen(monkeypatch):
-    monkeypatch.setattr(Calibrator, "learn", lambda self, offers, emitted: 0.0)
+    monkeypatch.setattr(Merger, "learn", lambda self, row, emitted: [])
     assert useless_speed() < 0.9
 
 
@@ -229,7 +234,7 @@ def test_planted_asking_always_is_seen(monkeypatch):
 def test_planted_free_rows_are_seen(monkeypatch):
     """A curve that believes every row to be free drafts where each row costs a whole pass."""
     monkeypatch.setattr(CostCurve, "observe", lambda self, size, seconds: None)
-    controller = Adaptive(8, "chain", pass_costs={1: PASS, 9: PASS})
+    controller = started(Adaptive(8, "chain"), {1: PASS, 9: PASS})
     assert World([Guesser("g", 0.3, 0.00001)], steep).run(controller, 300) < 0.7
 
 
@@ -251,7 +256,7 @@ def test_fault_02_tokens_do_not_depend_on_the_controller(kind, shape, params):
     plain = beds.engine(beds.TableTransformer(3))
     wanted = [beds.answer(plain, prompt, max_tokens=48, **params).token_ids for prompt in prompts]
     costs = {1: 0.01, 3: 0.01, 60: 0.011}
-    made = beds.engine(beds.TableTransformer(3), DRAFTERS[kind](), controller=Adaptive(6, shape, pass_costs=costs))
+    made = beds.engine(beds.TableTransformer(3), DRAFTERS[kind](), controller=started(Adaptive(6, shape), costs))
     alone = [beds.answer(made, prompt, max_tokens=48, **params) for prompt in prompts]
     requests = [made.add(prompt, SamplingParams(max_tokens=48, **params)) for prompt in prompts]
     together = [result.outputs[0] for result in made.run(requests)]
@@ -274,16 +279,22 @@ def test_sources_that_always_agree_are_not_believed_twice():
         def propose(self, limit, step, rng):
             return super().propose(limit, step, random.Random(step))
 
-    seen = []
+    seen = watched(Adaptive(4, "chain"), [Same("a", 0.5, 1e-6), Same("b", 0.5, 1e-6)])
+    assert sum(chances[0] for chances in seen[-200:]) / 200 == pytest.approx(0.5, abs=0.1)
 
-    class Watched(Adaptive):
-        def choose(self, rows, offers, limits):
-            drafts = super().choose(rows, offers, limits)
-            seen.extend(tree.chances[0] for tree in self._trees.values() if len(tree))
-            return drafts
 
-    World([Same("a", 0.5, 1e-6), Same("b", 0.5, 1e-6)]).run(Watched(4, "chain"), 600)
-    assert sum(seen[-200:]) / 200 == pytest.approx(0.5, abs=0.1)
+def watched(controller, guessers):
+    """The chances of all trees that were ranked, a list per step."""
+    seen, tree = [], controller.merger.tree
+
+    def watch(row, offers, keep=False):
+        ranked = tree(row, offers, keep)
+        seen.append(ranked.chances)
+        return ranked
+
+    controller.merger.tree = watch
+    World(guessers).run(controller, 600)
+    return [chances for chances in seen if chances]
 
 
 def test_what_a_source_offers_when_the_others_are_silent_is_judged_apart():
@@ -293,7 +304,68 @@ def test_what_a_source_offers_when_the_others_are_silent_is_judged_apart():
         def propose(self, limit, step, rng):
             return super().propose(limit, step, rng) if step % 2 else Offers(self.name)
 
-    controller = Adaptive(4, "chain")
     guessers = [Sometimes("a", 1.0, 1e-6), Guesser("b", lambda step: float(step % 2), 1e-6)]
-    World(guessers, pass_time=flat).run(controller, 600)
-    assert controller.agreement.chance("b alone", guessers[1].belief, 1) < 0.35
+    seen = watched(Adaptive(4, "chain"), guessers)[-60:]
+    assert sum(chances[0] > 0.8 for chances in seen) > 20
+    assert sum(chances[0] < 0.35 for chances in seen) > 20
+
+
+def turning(seconds=0.00001, turn=700):
+    """Nothing of what it offers is right until the text turns into copying."""
+    return Guesser("g", lambda step: 0.95 if step >= turn else 0.0, seconds, belief=0.6)
+
+
+@pytest.mark.parametrize("turn", [100, 700, 1000, 1013])
+def test_a_text_that_turns_into_copying_is_noticed_in_time(turn):
+    """A row that rests wakes up within its longest rest and a few answers; what that costs is bounded."""
+    world = World([turning(turn=turn)])
+    world.run(Adaptive(8, "chain"), turn + 100)
+    woken = next(step for step, nodes in world.log if step >= turn and nodes)
+    assert woken - turn <= 2 * asking.LONGEST_REST
+    assert sum(nodes > 0 for step, nodes in world.log if step >= woken + 8) > 0.8 * (turn + 100 - woken - 8)
+
+
+def test_planted_rest_without_end_is_seen(monkeypatch):
+    monkeypatch.setattr(asking, "LONGEST_REST", 10**6)
+    world = World([turning()])
+    world.run(Adaptive(8, "chain"), 800)
+    assert not any(nodes for step, nodes in world.log if step >= 732)
+
+
+def test_fault_25_a_row_for_which_nothing_pays_is_hardly_asked():
+    guesser = turning(turn=10**9)
+    World([guesser]).run(Adaptive(8), 1000)
+    assert guesser.asked < 100
+
+
+def test_rows_rest_on_their_own():
+    """One row copies, the other does not: only the second one is left alone."""
+    controller = started(Adaptive(4, "chain"), {size: flat(size) for size in (1, 2, 10)})
+    rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None) for i in range(2)]
+    asked = [0, 0]
+    for _ in range(200):
+        limits = controller.limits(rows)
+        offers = [
+            [Offers("g", [1, 2], [-1, 0], [belief, belief], seconds=1e-6) if limit.nodes else Offers("g")]
+            for belief, limit in zip((0.7, 0.1), limits, strict=True)
+        ]
+        drafts = controller.choose(rows, offers, limits) if any(limit.nodes for limit in limits) else [Draft(), Draft()]
+        for index, limit in enumerate(limits):
+            asked[index] += limit.nodes > 0
+        verdicts = [Verdict([1, 2, 3], [0, 1][: len(drafts[0])]), Verdict([9], [])]
+        seen = [
+            Observation(row, draft, verdict, None) for row, draft, verdict in zip(rows, drafts, verdicts, strict=True)
+        ]
+        count = 2 + sum(map(len, drafts))
+        controller.observe(seen, StepCost(count, flat(count), 0.0))
+    assert asked[0] > 190
+    assert asked[1] < 60
+
+
+def test_fault_25_nobody_is_asked_where_no_node_can_pay():
+    """In a full batch each further row costs as much as a token is worth."""
+    rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None) for i in range(32)]
+    controller = started(Adaptive(8), {size: PASS * size for size in (1, 8, 16, 32, 64, 300)})
+    assert not any(limit.nodes for limit in controller.limits(rows))
+    cheap = started(Adaptive(8), {size: PASS * (1 + 0.01 * size) for size in (1, 8, 16, 32, 64, 300)})
+    assert all(limit.nodes for limit in cheap.limits(rows))

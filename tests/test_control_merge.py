@@ -9,15 +9,26 @@ import numpy as np
 import pytest
 
 import beds
-from slipstream.control import merge as merging
-from slipstream.control.calibrate import Calibrator
 from slipstream.control.cost import STALE_AFTER, CostCurve
 from slipstream.control.fixed import Fixed
-from slipstream.control.merge import best_chain, merge
+from slipstream.control.merge import Merger, best_chain
 from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Offers, Row
+from slipstream.kernels import tree as tree_kernels
+from slipstream.kernels.reference_tree import decided
+from slipstream.kernels.sampling import gumbel
+from slipstream.sampling import noise
+
+
+def row(**params):
+    return Row(0, [0], 1, SamplingParams(**params), 5, sampler=None)
+
+
+def merge(offers):
+    """One tree by somebody who knows nothing of these sources yet."""
+    return Merger().tree(row(), offers)
 
 
 def random_offers(rng, sources=3, vocab=4):
@@ -80,46 +91,45 @@ def test_every_beginning_of_a_merged_tree_is_a_tree(count):
 
 
 def test_planted_merge_without_duplicates_is_seen(monkeypatch):
-    def pile_up(offers, chances):
+    ranker = tree_kernels.reference.Ranker
+    unite = ranker._unite
+
+    def pile_up(self, offers):
         nodes = []
-        for offer, probs in zip(offers, chances, strict=True):
+        for offer in offers:
             base = len(nodes)
-            for token, parent, prob in zip(offer.tokens, offer.parents, probs, strict=True):
-                above = parent if parent == ANCHOR else base + parent
-                nodes.append(merging._Node(token, above, 1, prob, prob, offer.source, offer.source, prob))
+            for node in unite(self, [offer]):
+                node.parent += base if node.parent != ANCHOR else 0
+                nodes.append(node)
         return nodes
 
-    monkeypatch.setattr(merging, "_union", pile_up)
+    monkeypatch.setattr(ranker, "_unite", pile_up)
+    monkeypatch.setattr(tree_kernels.native, "core", None)
     assert any(merge_faults(offers) for offers in CASES)
 
 
-def test_duplicates_confirm_each_other():
-    one, two = beds.offer_chain([1, 2], "one", 0.5), beds.offer_chain([1, 3], "two", 0.4)
+def test_duplicates_confirm_each_other_and_silence_raises_doubt():
+    one, two = beds.offer_chain([1, 2], "one", 0.6), beds.offer_chain([1, 3], "two", 0.7)
     tree = merge([one, two])
-    assert tree.tokens == [1, 2, 3]
-    assert tree.chances[0] == pytest.approx(1 - 0.5 * 0.6)
-    assert tree.sources == ["one", "one", "two"]
-    assert merge([two, one]).sources == ["one", "one", "two"]
-    assert merge([one, two], [[0.1, 0.5], [0.8, 0.5]]).sources[0] == "two"
+    assert tree.tokens == [1, 3, 2]
+    assert tree.chances[0] > 0.6
+    assert tree.chances[1] < 0.7
+    assert tree.sources == ["two", "two", "one"]
+    assert merge([one]).chances == pytest.approx([0.6, 0.6])
+    assert merge([one, Offers("two")]).chances[0] < 0.5
 
 
-def test_the_guide_is_believed_and_what_others_add_is_weighed():
-    asked = []
-
-    def combine(label, belief, depth):
-        asked.append((label, round(belief, 9), depth))
-        return 0.25
-
-    one, two = beds.offer_chain([1, 2], "one", 0.5), beds.offer_chain([1, 3], "two", 0.4)
-    tree = merge([one, two], combine=combine)
-    assert asked == [("two beside", 0.2, 2)], "0.4 of the half that the guide leaves over"
-    assert dict(zip(tree.tokens, tree.chances, strict=True)) == {1: 0.5, 2: 0.5, 3: 0.25}
-    assert dict(zip(tree.tokens, tree.labels, strict=True)) == {1: "", 2: "", 3: "two beside"}
-    asked.clear()
-    merge([one], combine=combine)
-    assert not asked
-    merge([beds.offer_chain([], "two"), one], combine=combine)
-    assert asked == [("one alone", 0.5, 1), ("one alone", 0.5, 2)]
+def test_known_noise_decides_between_candidates():
+    """What will be drawn is known but for the logits: of two equal candidates the one with more noise is likelier."""
+    offers, sampled = Offers("s", [1, 2, 3], [-1, -1, 0], [0.3, 0.3, 0.5]), row(temperature=1.0)
+    chances = dict(
+        zip(*[getattr(Merger().tree(sampled, [offers]), name) for name in ("tokens", "chances")], strict=True)
+    )
+    first = gumbel(noise.key(5, 1), np.array([1, 2]))
+    assert (chances[1] > chances[2]) == (first[0] > first[1])
+    second = gumbel(noise.key(5, 2), np.array([3]))[0]
+    assert chances[3] == pytest.approx(1 / (1 + np.exp(-0.7 * (second - 0.6))))
+    assert Merger().tree(row(), [offers]).chances == pytest.approx([0.3, 0.3, 0.5])
 
 
 def test_rival_siblings_share_one():
@@ -141,9 +151,8 @@ def drawn_offer():
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_draws_are_passed_on_whole_and_in_order(shape):
     offer = drawn_offer()
-    row = Row(0, [0], 1, SamplingParams(), 0, sampler=None)
     for others in ([], [Offers("suffix")]):
-        draft = Fixed(1, shape).choose([row], [[*others, offer]], [Limit(1, 1)])[0]
+        draft = Fixed(1, shape).choose([row()], [[*others, offer]], [Limit(1, 1)])[0]
         assert (draft.tokens, draft.parents, draft.q) == (offer.tokens, offer.parents, offer.q)
         assert draft.sources == ["model"] * 3
 
@@ -164,11 +173,10 @@ def test_best_chain_is_the_path_with_most_expected_tokens():
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_fixed_stays_within_every_limit(shape):
     controller = Fixed(6, shape)
-    row = Row(0, [0], 1, SamplingParams(), 0, sampler=None)
     for offers in CASES:
         for room in (0, 1, 3, 9):
-            limit = controller.limits([row])[0].within(room)
-            draft = controller.choose([row], [offers], [limit])[0]
+            limit = controller.limits([row()])[0].within(room)
+            draft = controller.choose([row()], [offers], [limit])[0]
             assert len(draft) <= limit.nodes
             assert shape == "tree" or draft.is_chain()
 
@@ -229,34 +237,68 @@ def test_initial_costs_give_the_shape_and_measurements_the_scale():
         CostCurve(0.03, {0: 1.0})
 
 
-def test_calibration_learns_the_source_then_the_belief():
-    rng = random.Random(1)
-    calibrator = Calibrator()
-    assert calibrator.chance("s", 0.7, 1) == 0.7
+def tell(ranker, source, belief, hit):
+    """Show that a first-level node of this belief was right or wrong."""
+    ranker.rank(0, [(source, [1], [-1], [belief])], [], 0.0, True)
+    ranker.learn(0, [1 if hit else 2])
+
+
+@pytest.mark.parametrize("make", [tree_kernels.make_ranker, tree_kernels.reference.Ranker])
+def test_calibration_learns_the_source_then_the_belief(make):
+    rng, ranker = random.Random(1), make()
+    assert ranker.chance(0, 0.7, 1) == 0.7
     for _ in range(5):
-        calibrator.observe("s", 0.9, 1, False)
-    assert calibrator.chance("s", 0.9, 1) < 0.4
-    assert calibrator.chance("s", 0.5, 1) < 0.4  # the same source, another belief
-    assert calibrator.chance("t", 0.9, 1) == 0.9
+        tell(ranker, 0, 0.9, False)
+    assert ranker.chance(0, 0.9, 1) < 0.4
+    assert ranker.chance(0, 0.5, 1) < 0.4  # the same source, another belief
+    assert ranker.chance(1, 0.9, 1) == 0.9
     for _ in range(400):
-        calibrator.observe("u", 0.95, 1, rng.random() < 0.6)
-        calibrator.observe("u", 0.15, 1, rng.random() < 0.3)
-    assert abs(calibrator.chance("u", 0.95, 1) - 0.6) < 0.15
-    assert abs(calibrator.chance("u", 0.15, 1) - 0.3) < 0.15
+        tell(ranker, 2, 0.95, rng.random() < 0.6)
+        tell(ranker, 2, 0.15, rng.random() < 0.3)
+    assert abs(ranker.chance(2, 0.95, 1) - 0.6) < 0.15
+    assert abs(ranker.chance(2, 0.15, 1) - 0.3) < 0.15
 
 
-def test_calibration_reads_the_emitted_tokens_even_without_a_draft():
-    seen = []
+def test_the_emitted_tokens_decide_every_node_whose_parent_stands():
+    tokens, parents = [1, 2, 5, 6, 7], [-1, -1, 0, 1, 3]
+    assert list(decided(tokens, parents, [2])) == [(0, 1, False), (1, 1, True)]
+    path = [(0, 1, False), (1, 1, True), (3, 2, True), (4, 3, False)]
+    assert list(decided(tokens, parents, [2, 6, 9])) == path
 
-    class Spy(Calibrator):
-        def observe(self, source, belief, depth, hit):
-            seen.append((belief, depth, hit))
 
-    offers = Offers("s", [1, 2, 5, 6, 7], [-1, -1, 0, 1, 3], [0.1, 0.2, 0.3, 0.4, 0.5])
-    Spy().learn(offers, [2])
-    assert seen == [(0.1, 1, False), (0.2, 1, True)]
-    seen.clear()
-    Spy().learn(offers, [2, 6, 9])
-    assert seen == [(0.1, 1, False), (0.2, 1, True), (0.4, 2, True), (0.5, 3, False)]
-    assert Calibrator().learn(offers, [9]) == 0.0
-    assert Calibrator().learn(offers, [2]) == 1.0
+def test_a_hit_surprises_as_far_as_it_was_not_expected():
+    merger, offers = Merger(), Offers("s", [1, 2], [-1, -1], [0.75, 0.2])
+    for emitted, surprise in (([9], 0.0), ([2], 1.0)):
+        merger.tree(row(), [offers], keep=True)
+        assert merger.learn(row(), emitted) == [("s", surprise)]
+    assert merger.learn(row(), [1]) == []  # once per tree
+    merger.tree(row(), [offers], keep=True)
+    merger.forget(row())
+    assert merger.learn(row(), [1]) == []
+
+
+def test_the_compiled_ranker_equals_its_twin():
+    if tree_kernels.native.core is None:
+        pytest.skip("there is no compiled core to compare")
+    rng = random.Random(1)
+    twin, compiled = tree_kernels.reference.Ranker(), tree_kernels.make_ranker()
+    for step in range(600):
+        made = random_offers(rng, 3)[: rng.randrange(1, 4)]
+        offers = [(number, one.tokens, one.parents, one.probs) for number, one in enumerate(made)]
+        keys = [rng.randrange(1 << 64) for _ in range(8)] if step % 2 else []
+        assert twin.rank(7, offers, keys, 0.7, True) == compiled.rank(7, offers, keys, 0.7, True)
+        emitted = [rng.randrange(4) for _ in range(rng.randrange(1, 5))]
+        assert twin.learn(7, emitted) == compiled.learn(7, emitted)
+        reaches = [sorted((rng.random() for _ in range(rng.randrange(6))), reverse=True) for _ in range(3)]
+        given = (reaches, sorted(rng.random() for _ in range(30)), 3, 3.0, 0.1)
+        assert tree_kernels.reference.spread(*given) == tree_kernels.spread(*given)
+
+
+@pytest.mark.parametrize(
+    "offer", [(0, [1], [0], [0.5]), (0, [1], [-1], [1.5]), (0, [1, 2], [-1], [0.5]), (-1, [], [], [])]
+)
+def test_offers_that_are_no_trees_are_refused_by_the_core(offer):
+    if tree_kernels.native.core is None:
+        pytest.skip("there is no compiled core")
+    with pytest.raises(ValueError, match=r"offer|parents"):
+        tree_kernels.make_ranker().rank(0, [offer], [], 0.0, False)

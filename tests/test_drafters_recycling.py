@@ -28,8 +28,9 @@ def one_hot(*tokens):
 
 
 def shown(drafter, before, emitted, logits, draft=None, path=()):
-    """A step: `before` and then `emitted` are the row's tokens."""
+    """A step in which the drafter was asked: `before` and then `emitted` are the row's tokens."""
     one = row([*before, *emitted])
+    drafter.propose([row(before)], [Limit(1, 1)])
     drafter.observe([Observation(one, draft or Draft(), Verdict(list(emitted), list(path)), logits)])
 
 
@@ -46,6 +47,13 @@ def test_what_the_model_said_after_a_token_is_offered_after_it():
     assert offer.tokens[:2] == [7, 9]
     assert offer.parents[:2] == [ANCHOR, 0]
     assert offer.probs[0] > 0.9
+
+
+def test_a_row_that_was_not_asked_about_costs_nothing_and_teaches_nothing():
+    drafter = Recycling(VOCAB)
+    one = row([1, 5, 7])
+    drafter.observe([Observation(one, Draft(), Verdict([7], []), one_hot(7))])
+    assert not offered(drafter, [3, 5]).tokens
 
 
 def test_rejected_nodes_teach_too_and_emitted_ones_have_the_last_word():

@@ -66,7 +66,9 @@ def test_estimates_are_the_sums_of_what_was_believed():
 
 
 def test_a_controller_that_knows_costs_predicts_a_gain():
-    stats = answer({"controller": Adaptive(6, pass_costs={1: 0.002, 7: 0.0021})})
+    controller = Adaptive(6)
+    controller.start_from({1: 0.002, 7: 0.0021})
+    stats = answer({"controller": controller})
     assert 1.0 < stats.predicted_gain < 7.0
     assert answer({"controller": Adaptive(0)}).predicted_gain == 1.0
 

@@ -24,6 +24,33 @@ SLACK = 0.5
 """Part of a level's cost that its expected gain must reach for the drafter to go on; its own chances are rough."""
 
 
+QUIET_AFTER = 16
+"""Answers in a row of which nothing was worth verifying, after which cheap drafters rest for a row."""
+LONGEST_REST = 16
+"""Steps; rests double up to here. A text that turns into copying is noticed at most so many tokens late."""
+
+
+class Rest:
+    """Whether a row for which nothing pays is left alone in this step."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0
+        self._length = self._left = 0
+
+    def now(self) -> bool:
+        """One step passes: does the row rest in it?"""
+        if self._left:
+            self._left -= 1
+            return True
+        return False
+
+    def answered(self, worthwhile: bool) -> None:
+        """The row's drafters were asked, and something of what they offered was verified or nothing."""
+        self._in_vain = 0 if worthwhile else self._in_vain + 1
+        self._length = min(max(1, 2 * self._length), LONGEST_REST) if self._in_vain >= QUIET_AFTER else 0
+        self._left = self._length
+
+
 class Rate:
     """Decayed sums of expected tokens and seconds over steps."""
 

@@ -17,6 +17,10 @@ STALE_AFTER = 400
 DOUBTFUL = 5
 DOUBTFUL_AFTER = 100
 """A size measured fewer times than that is forgotten sooner: one bad time must not rule it out for long."""
+CONFIRMED = 0.7
+"""A forgotten size that measures at least this part of its old time again is kept twice as long from then on."""
+LONGEST = 16
+"""Times longer than at first, at most."""
 BEYOND = 0.5
 """Part of the rise seen so far that is expected of sizes beyond the largest measured one."""
 CHANGE = 0.03
@@ -39,6 +43,8 @@ class CostCurve:
         self._initial = dict(sorted((initial or {}).items()))
         self._times: dict[int, deque[tuple[int, float]]] = {}
         self._level: dict[int, float] = {}
+        self._forgotten: dict[int, float] = {}
+        self._patience: dict[int, int] = {}
         self._clock = 0
         self._table: NDArray[np.float64] = np.zeros(0)
 
@@ -61,8 +67,11 @@ class CostCurve:
         if seconds <= 0:
             return
         self._clock += 1
-        times = self._times.setdefault(size, deque(maxlen=WINDOW))
-        times.append((self._clock, seconds))
+        if size not in self._times:
+            self._times[size] = deque(maxlen=WINDOW)
+            confirmed = seconds >= CONFIRMED * self._forgotten.get(size, float("inf"))
+            self._patience[size] = min(2 * self._patience[size], LONGEST) if confirmed else 1
+        self._times[size].append((self._clock, seconds))
         self._weigh(size)
         if self._clock % DOUBTFUL_AFTER == 0:
             self._forget()
@@ -76,12 +85,13 @@ class CostCurve:
 
     def _forget(self) -> None:
         for size, times in list(self._times.items()):
-            age = self._clock - times[-1][0]
+            age = (self._clock - times[-1][0]) / self._patience[size]
             if age >= STALE_AFTER or (len(times) < DOUBTFUL and age >= DOUBTFUL_AFTER):
-                del self._times[size], self._level[size]
+                del self._times[size]
+                self._forgotten[size] = self._level.pop(size)
                 self._table = np.zeros(0)
                 continue
-            while self._clock - times[0][0] >= STALE_AFTER:
+            while len(times) > 1 and self._clock - times[0][0] >= STALE_AFTER:
                 times.popleft()
             self._weigh(size)
 

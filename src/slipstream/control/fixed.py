@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.control.base import StepCost
-from slipstream.control.merge import best_chain, merge
+from slipstream.control.merge import Merger, best_chain
 from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft
 from slipstream.core.types import Limit, Observation, Offers, Row
@@ -29,6 +29,7 @@ class Fixed:
         check_shape(max_nodes, shape)
         self.max_nodes, self.shape = max_nodes, shape
         self.width = width if shape == "tree" else 1
+        self._merger = Merger()
 
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """The same for every row that speculates."""
@@ -40,8 +41,8 @@ class Fixed:
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """The best nodes of all offers, as many as a row's limit allows (draws are never left out)."""
         drafts = []
-        for of_row, limit in zip(offers, limits, strict=True):
-            tree = merge(of_row)
+        for row, of_row, limit in zip(rows, offers, limits, strict=True):
+            tree = self._merger.tree(row, of_row)
             if self.shape == "chain":
                 tree = best_chain(tree)
             drafts.append(tree.draft(limit.nodes))

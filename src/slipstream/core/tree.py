@@ -94,6 +94,14 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
+def reach_of(parents: Sequence[int], chances: Sequence[float]) -> list[float]:
+    """Probability that the whole path down to each node is accepted, from each node's chance given its parent."""
+    reach: list[float] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        reach.append(chance * (1.0 if parent == ANCHOR else reach[parent]))
+    return reach
+
+
 def chain(tokens: Sequence[int]) -> Draft:
     """A draft without branches."""
     return Draft(list(tokens), list(range(-1, len(tokens) - 1)))

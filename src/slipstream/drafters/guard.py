@@ -31,7 +31,6 @@ class Guard:
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
-        self.total_failures = 0
         self.asked = 0
         """Steps in which it was asked for some row."""
         self._rows: dict[int, Row] = {}
@@ -124,7 +123,6 @@ class Guard:
             action()
         except Exception:
             # Whatever a drafter does wrong, the answer must not change: nothing is offered and decoding goes on.
-            self.total_failures += 1
             for row in rows:
                 self._failures[row.id] = self._failures.get(row.id, 0) + 1
                 self._in_a_row[row.id] = self._in_a_row.get(row.id, 0) + 1

@@ -35,6 +35,7 @@ class Recycling(Drafter):
 
     def __init__(self, vocab_size: int, saved: Path | None = None, model: str = "") -> None:
         self._vocab_size, self._saved, self._model = vocab_size, saved, model
+        self._asked: set[int] = set()
         self.forget()
 
     def begin(self, row: Row) -> None:
@@ -43,11 +44,17 @@ class Recycling(Drafter):
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One tree per row, nodes by falling probability of their path."""
+        self._asked.update(row.id for row in rows)
         return [self._tree(row.tokens, limit) for row, limit in zip(rows, limits, strict=True)]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Refresh the successors of every verified token; those of the emitted ones come last and count most."""
+        """Refresh the successors of every verified token; those of the emitted ones come last and count most.
+
+        Reading logits takes time, so rows for which nobody asked, because nothing pays there, teach nothing.
+        """
         for seen in observations:
+            if seen.row.id not in self._asked:
+                continue
             text, draft = seen.row.tokens, seen.draft
             count = len(text) - len(seen.verdict.tokens)
             if count < 1:
@@ -57,6 +64,7 @@ class Recycling(Drafter):
             before += [tokens[parent + 1] for parent in draft.parents]
             emitted = {0, *(node + 1 for node in seen.verdict.path)}
             self.table.learn(before, tokens, seen.logits, sorted(range(len(tokens)), key=emitted.__contains__))
+        self._asked.clear()
 
     def end(self, row: Row) -> None:
         """The row leaves; what it showed stays."""

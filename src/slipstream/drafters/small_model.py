@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError
-from slipstream.core.tree import ANCHOR, chain
+from slipstream.core.tree import ANCHOR, chain, reach_of
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.targets.base import RowInput, Target
@@ -226,9 +226,7 @@ def prune(offers: Offers, count: int) -> None:
     """Keep the `count` nodes most likely to be reached and accepted; parents outrank their children."""
     if len(offers) <= count:
         return
-    reach: list[float] = []
-    for parent, chance in zip(offers.parents, offers.probs, strict=True):
-        reach.append(chance * (1.0 if parent == ANCHOR else reach[parent]))
+    reach = reach_of(offers.parents, offers.probs)
     kept = sorted(sorted(range(len(offers)), key=lambda node: (-reach[node], node))[:count])
     place = {ANCHOR: ANCHOR} | {node: index for index, node in enumerate(kept)}
     offers.parents = [place[offers.parents[node]] for node in kept]
