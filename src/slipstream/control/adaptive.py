@@ -156,7 +156,7 @@ class Adaptive:
     def _least_chance(self, rows: int) -> float:
         """Chance that nodes must have to pay.
 
-        With chances c, (rows + n c) / T(rows + n) exceeds rows / T(rows) where c > rows (T(rows + n) / T(rows) - 1) / n.
+        Chances c make (rows + n c) / T(rows + n) exceed rows / T(rows) where c > rows (T(rows + n) / T(rows) - 1) / n.
         """
         most = rows * self.max_nodes
         costs = self.passes.table(rows + most)
