@@ -28,8 +28,8 @@ class LLM:
     """A model with its drafters.
 
     model: a name (`slipstream models` lists them), a hub id, a GGUF file or a folder. draft: none, auto (suffix and
-    recycling), lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME, combined by commas; draft_model: the
-    model that "auto" adds. max_nodes: draft nodes per row and pass, 0 for plain decoding. shape: chain or tree (None:
+    recycling, and the head that comes with a model), lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME,
+    head:PATH, combined by commas; draft_model: the model that "auto" adds. max_nodes: draft nodes per row and pass, 0 for plain decoding. shape: chain or tree (None:
     tree where the verifier takes trees). verifier: coupled (the same tokens as plain decoding), rejection or block
     (the same distribution), typical (lossy). controller: adaptive drafts only as much as pays on this machine, fixed
     always max_nodes. max_context: None takes the model's own. recycling_table: file in which "recycling" keeps what it

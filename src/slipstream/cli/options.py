@@ -21,7 +21,7 @@ Draft = Annotated[
     str,
     typer.Option(
         "--draft",
-        help="none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME; combine with commas.",
+        help="none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME, head:PATH; commas combine.",
         metavar="HOW",
     ),
 ]
