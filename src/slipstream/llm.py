@@ -29,14 +29,15 @@ class LLM:
 
     model: a name (`slipstream models` lists them), a hub id, a GGUF file or a folder. draft: none, auto (suffix and
     recycling, and the head that comes with a model), lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME,
-    head:PATH, combined by commas; draft_model: the model that "auto" adds. max_nodes: draft nodes per row and pass, 0 for plain decoding. shape: chain or tree (None:
-    tree where the verifier takes trees). verifier: coupled (the same tokens as plain decoding), rejection or block
-    (the same distribution), typical (lossy). controller: adaptive drafts only as much as pays on this machine, fixed
-    always max_nodes. max_context: None takes the model's own. recycling_table: file in which "recycling" keeps what it
-    learned from one run to the next (None: nowhere). max_batch: rows per pass. threads: None chooses. runtime: native,
-    transformers, or None for native where it can. device (cpu, cuda, mps, auto) and dtype (float32, bfloat16, float16)
-    other than the CPU and the file's own are for transformers. Raises InputError, ModelError or UnsupportedError; what
-    cannot work together is refused before any weight is read.
+    head:PATH, combined by commas; draft_model: the model that "auto" adds. max_nodes: draft nodes per row and pass, 0
+    for plain decoding. shape: chain or tree (None: tree where the verifier takes trees). verifier: coupled (the same
+    tokens as plain decoding), rejection or block (the same distribution), typical (lossy). controller: adaptive drafts
+    only as much as pays on this machine, fixed always max_nodes. max_context: None takes the model's own.
+    recycling_table: file in which "recycling" keeps what it learned from one run to the next (None: nowhere).
+    max_batch: rows per pass. threads: None chooses. runtime: native, transformers, or None for native where it can.
+    device (cpu, cuda, mps, auto) and dtype (float32, bfloat16, float16) other than the CPU and the file's own are for
+    transformers. Raises InputError, ModelError or UnsupportedError; what cannot work together is refused before any
+    weight is read.
     """
 
     def __init__(
