@@ -294,6 +294,16 @@ def test_the_compiled_ranker_equals_its_twin():
         assert tree_kernels.reference.spread(*given) == tree_kernels.spread(*given)
 
 
+def test_the_compiled_ranker_equals_its_twin_where_a_source_repeats_itself():
+    if tree_kernels.native.core is None:
+        pytest.skip("there is no compiled core to compare")
+    twin, compiled = tree_kernels.reference.Ranker(), tree_kernels.make_ranker()
+    offers = [(0, [1, 1, 2], [-1, -1, 0], [0.3, 0.6, 0.5]), (0, [1], [-1], [0.9])]
+    for emitted in ([1, 2], [3], [1]):
+        assert twin.rank(7, offers, [], 0.0, True) == compiled.rank(7, offers, [], 0.0, True)
+        assert twin.learn(7, emitted) == compiled.learn(7, emitted)
+
+
 @pytest.mark.parametrize(
     "offer", [(0, [1], [0], [0.5]), (0, [1], [-1], [1.5]), (0, [1, 2], [-1], [0.5]), (-1, [], [], [])]
 )

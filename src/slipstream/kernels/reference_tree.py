@@ -197,9 +197,11 @@ class Ranker:
                 node.inputs = [(name + 1, value) for name, value in node.inputs]
         return nodes
 
-    def _weights_of(self, node: _Node) -> list[tuple[int, float, tuple[float, float]]]:
-        """(name, input, (value, precision)) of all that is summed for a node; the bias comes last."""
-        found = []
+    def _weights_of(self, node: _Node) -> Iterator[tuple[int, float, tuple[float, float]]]:
+        """(name, input, (value, precision)) of all that is summed for a node; the bias comes last.
+
+        Each is looked up when its turn comes: a source may have offered a node twice.
+        """
         for name, value in [*node.inputs, (node.pattern, 1.0)]:
             if name == node.pattern:
                 first = (MISS * node.misses, BIAS_PRECISION)
@@ -207,8 +209,7 @@ class Ranker:
                 first = (NOISE, WEIGHT_PRECISION)
             else:
                 first = (TOGETHER if name % 2 else 1.0, WEIGHT_PRECISION)
-            found.append((name, value, self._weights.get(name, first)))
-        return found
+            yield name, value, self._weights.get(name, first)
 
     def _mix(self, node: _Node) -> float:
         total = 0.0
