@@ -53,8 +53,9 @@ app.add_typer(group, name="bench", help="Measure speculation on a model (`bench 
 
 
 @group.command("model")
+@o.shared(o.LOADING)
 def model(
-    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
+    model: o.Named = o.DEFAULT_MODEL,
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", help="A setting to compare with plain decoding; repeatable.", metavar="HOW"),
@@ -67,12 +68,8 @@ def model(
     temperature: o.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every answer.")] = 0,
     max_nodes: o.MaxNodes = 16,
-    max_context: o.MaxContext = None,
-    threads: o.Threads = None,
-    runtime: o.Runtime = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
     quiet: o.Quiet = False,
+    **options: Any,
 ) -> None:
     """Plain decoding against settings of speculation, interleaved on your own prompts. Ctrl-C ends it early."""
     from slipstream.bench import settings as bench
@@ -82,8 +79,7 @@ def model(
     prompts = read_rows(rows, limit)
     specs = {name: drafters_of(name) for name in draft or ["auto"]}
     every = ",".join(dict.fromkeys(word for words in specs.values() for word in words)) or "none"
-    options = {"max_context": max_context, "threads": threads, "runtime": runtime, "device": device, "dtype": dtype}
-    with LLM(model, every, max_nodes=max_nodes, **options) as llm:  # type: ignore[arg-type]
+    with LLM(model, every, max_nodes=max_nodes, **options) as llm:
         params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
         ask = asker(llm, specs, prompts, params)
         names = [bench.PLAIN, *specs]

@@ -29,42 +29,18 @@ HELP = """/stats  what speculation did, in the last answer and in all of them
 
 
 @app.command("chat")
+@o.shared(o.SAMPLING, o.SPECULATION, o.LOADING, max_tokens=1024)
 def chat(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = "",
+    model: o.Named = "",
     model_option: o.Model = o.DEFAULT_MODEL,
     system: o.System = None,
     color_drafts: Annotated[
         bool, typer.Option("--color-drafts", help="Show tokens that were drafted and accepted in another colour.")
     ] = False,
-    quiet: o.Quiet = False,
-    max_tokens: o.MaxTokens = 1024,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    stop_token_id: o.StopIds = None,
-    min_tokens: o.MinTokens = 0,
-    ignore_eos: o.IgnoreEos = False,
-    presence_penalty: o.Presence = 0.0,
-    frequency_penalty: o.Frequency = 0.0,
-    repetition_penalty: o.Repetition = 1.0,
-    logit_bias: o.LogitBias = None,
-    draft: o.Draft = "auto",
-    draft_model: o.DraftModel = None,
-    max_nodes: o.MaxNodes = 8,
-    shape: o.Shape = None,
-    verifier: o.Verifier = "coupled",
-    controller: o.Controller = "adaptive",
     no_speculation: o.NoSpeculation = False,
-    max_context: o.MaxContext = None,
-    threads: o.Threads = None,
-    recycling_table: o.RecyclingTable = None,
-    runtime: o.Runtime = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
+    quiet: o.Quiet = False,
+    **options: Any,
 ) -> None:
     """Talk with a model. /help lists the commands inside."""
     params = o.sampling_params(context.params)

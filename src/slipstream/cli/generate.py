@@ -31,6 +31,7 @@ class Task:
 
 
 @app.command("generate")
+@o.shared(o.SAMPLING, o.SPECULATION, o.LOADING)
 def generate(
     context: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(help="One prompt or several; - reads stdin.")] = None,
@@ -41,38 +42,15 @@ def generate(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt.")] = False,
-    quiet: o.Quiet = False,
     system: o.System = None,
-    max_tokens: o.MaxTokens = 256,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    n: o.Choices = 1,
-    stop: o.Stop = None,
-    stop_token_id: o.StopIds = None,
-    min_tokens: o.MinTokens = 0,
-    ignore_eos: o.IgnoreEos = False,
-    presence_penalty: o.Presence = 0.0,
-    frequency_penalty: o.Frequency = 0.0,
-    repetition_penalty: o.Repetition = 1.0,
-    logit_bias: o.LogitBias = None,
-    logprobs: o.Logprobs = None,
-    draft: o.Draft = "auto",
-    draft_model: o.DraftModel = None,
-    max_nodes: o.MaxNodes = 8,
-    shape: o.Shape = None,
-    verifier: o.Verifier = "coupled",
-    controller: o.Controller = "adaptive",
-    no_speculation: o.NoSpeculation = False,
-    max_context: o.MaxContext = None,
+    n: Annotated[int, typer.Option("--n", help="Answers per prompt.")] = 1,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="Log-probabilities in --json, with this many rivals.")
+    ] = None,
     max_batch: o.MaxBatch = 8,
-    threads: o.Threads = None,
-    recycling_table: o.RecyclingTable = None,
-    runtime: o.Runtime = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
+    no_speculation: o.NoSpeculation = False,
+    quiet: o.Quiet = False,
+    **options: Any,
 ) -> None:
     """Answer prompts. Uses the model's chat template unless --raw is given."""
     carry_out(read_tasks(prompts, file, jsonl), context.params)

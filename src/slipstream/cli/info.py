@@ -21,23 +21,20 @@ ARCHITECTURE = (
 
 
 @app.command("info")
+@o.shared(o.LOADING)
 def info(
-    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
+    model: o.Named = o.DEFAULT_MODEL,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     measure: Annotated[bool, typer.Option(help="Time memory and passes (some seconds).")] = True,
-    max_context: o.MaxContext = None,
-    threads: o.Threads = None,
-    runtime: o.Runtime = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
+    **options: Any,
 ) -> None:
     """Show a model's size, its cache, its runtime, and the measured cost of passes."""
     from slipstream.build import load_target, open_named
     from slipstream.targets.runtime import choose
 
     file = open_named(model)
-    choice = choose(file, runtime, device, dtype)
-    target = load_target(file, max_context, 1, threads, choice)
+    choice = choose(file, options["runtime"], options["device"], options["dtype"])
+    target = load_target(file, options["max_context"], 1, options["threads"], choice)
     found = describe(file, target, choice)
     if measure:
         from slipstream.control.measure import pass_costs

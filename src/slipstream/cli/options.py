@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,74 +15,102 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 DEFAULT_MODEL = "smollm2"
+MODEL_HELP = "Name, hub id, GGUF file or folder."
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Name, hub id, GGUF file or folder.")]
+Command = TypeVar("Command", bound=Callable[..., Any])
+Group = Mapping[str, tuple[Any, Any]]
+"""Options by the name of their parameter: how they are declared, and their default."""
+
+Named = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 System = Annotated[str | None, typer.Option("--system", help="System message put before the conversation.")]
-Draft = Annotated[
-    str,
-    typer.Option(
-        "--draft",
-        help="none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME, head:PATH; commas combine.",
-        metavar="HOW",
-    ),
-]
-DraftModel = Annotated[str | None, typer.Option("--draft-model", help="Model that --draft auto adds.")]
-RecyclingTable = Annotated[
-    str | None, typer.Option("--recycling-table", help="File in which recycling keeps what it learned.", metavar="PATH")
-]
-MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Draft nodes per pass at most; 0 is plain decoding.")]
-Shape = Annotated[str | None, typer.Option("--shape", help="chain or tree.", metavar="SHAPE")]
-Verifier = Annotated[str, typer.Option("--verifier", help="coupled, rejection, block or typical (lossy).")]
-Controller = Annotated[str, typer.Option("--controller", help="adaptive or fixed.", metavar="HOW")]
-NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding, one token per pass.")]
-MaxContext = Annotated[int | None, typer.Option("--max-context", help="Tokens of prompt and answer together.")]
 MaxBatch = Annotated[int, typer.Option("--max-batch", help="Answers decoded side by side at most.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Threads; chosen by itself when not given.")]
-Runtime = Annotated[
-    str | None, typer.Option("--runtime", help="native or transformers; native where it can.", metavar="NAME")
-]
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, mps or auto (transformers runtime).", metavar="NAME")
-]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16 or float16 (transformers runtime).", metavar="TYPE")
-]
+MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Draft nodes per pass at most; 0 is plain decoding.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of the answer at most.")]
-MinTokens = Annotated[int, typer.Option("--min-tokens", help="No end before this many tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Likeliest tokens up to this mass; 1 is off.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Likeliest tokens; 0 is off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Least probability beside the likeliest; 0 is off.")]
-Presence = Annotated[float, typer.Option("--presence-penalty", help="Taken from tokens that came before.")]
-Frequency = Annotated[float, typer.Option("--frequency-penalty", help="Taken per time a token came before.")]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Divides tokens seen; 1 is off.")]
-LogitBias = Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=VALUE; repeatable.", metavar="ID=VALUE")]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeatable.", metavar="TEXT")
-]
-StopIds = Annotated[
-    list[int] | None, typer.Option("--stop-token-id", help="Token that ends the answer; repeatable.", metavar="ID")
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
-Choices = Annotated[int, typer.Option("--n", help="Answers per prompt.")]
-Logprobs = Annotated[int | None, typer.Option("--logprobs", help="Log-probabilities in --json, with this many rivals.")]
+NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding, one token per pass.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No statistics and no progress on stderr.")]
+
+
+def option(kind: Any, name: str, text: str, default: Any = None, metavar: str | None = None) -> tuple[Any, Any]:
+    """One option of a group; kind: its Python type."""
+    return Annotated[kind, typer.Option(name, help=text, metavar=metavar)], default
+
+
+SAMPLING: Group = {
+    "max_tokens": (MaxTokens, 256),
+    "temperature": (Temperature, 0.0),
+    "top_p": option(float, "--top-p", "Likeliest tokens up to this mass; 1 is off.", 1.0),
+    "top_k": option(int, "--top-k", "Likeliest tokens; 0 is off.", 0),
+    "min_p": option(float, "--min-p", "Least probability beside the likeliest; 0 is off.", 0.0),
+    "seed": option(int | None, "--seed", "Same seed, same answer."),
+    "stop": option(list[str] | None, "--stop", "Text that ends the answer; repeatable.", metavar="TEXT"),
+    "stop_token_ids": option(
+        list[int] | None, "--stop-token-id", "Token that ends the answer; repeatable.", metavar="ID"
+    ),
+    "min_tokens": option(int, "--min-tokens", "No end before this many tokens.", 0),
+    "ignore_eos": option(bool, "--ignore-eos", "Go on past the model's own end.", False),
+    "presence_penalty": option(float, "--presence-penalty", "Taken from tokens that came before.", 0.0),
+    "frequency_penalty": option(float, "--frequency-penalty", "Taken per time a token came before.", 0.0),
+    "repetition_penalty": option(float, "--repetition-penalty", "Divides tokens seen; 1 is off.", 1.0),
+    "logit_bias": option(list[str] | None, "--logit-bias", "ID=VALUE; repeatable.", metavar="ID=VALUE"),
+}
+"""Named as in SamplingParams."""
+
+SPECULATION: Group = {
+    "draft": option(
+        str,
+        "--draft",
+        "none, auto, lookup, suffix, recycling, lookahead, corpus:PATH, model:NAME, head:PATH; commas combine.",
+        "auto",
+        "HOW",
+    ),
+    "draft_model": option(str | None, "--draft-model", "Model that --draft auto adds."),
+    "max_nodes": (MaxNodes, 8),
+    "shape": option(str | None, "--shape", "chain or tree.", metavar="SHAPE"),
+    "verifier": option(str, "--verifier", "coupled, rejection, block or typical (lossy).", "coupled"),
+    "controller": option(str, "--controller", "adaptive or fixed.", "adaptive", "HOW"),
+    "recycling_table": option(
+        str | None, "--recycling-table", "File in which recycling keeps what it learned.", metavar="PATH"
+    ),
+}
+LOADING: Group = {
+    "max_context": option(int | None, "--max-context", "Tokens of prompt and answer together."),
+    "threads": option(int | None, "--threads", "Threads; chosen by itself when not given."),
+    "runtime": option(str | None, "--runtime", "native or transformers; native where it can.", metavar="NAME"),
+    "device": option(str | None, "--device", "cpu, cuda, mps or auto (transformers runtime).", metavar="NAME"),
+    "dtype": option(str | None, "--dtype", "float32, bfloat16 or float16 (transformers runtime).", metavar="TYPE"),
+}
+"""These two are named as in LLM."""
+
+
+def shared(*groups: Group, **defaults: Any) -> Callable[[Command], Command]:
+    """Give a command the options of groups, which it finds in `typer.Context.params`. defaults: where it has its own.
+
+    The command's last parameter, `**options`, stands for them.
+    """
+
+    def widen(command: Command) -> Command:
+        declared = inspect.signature(command, eval_str=True)
+        own = [each for each in declared.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, default), annotation=kind
+            )
+            for group in groups
+            for name, (kind, default) in group.items()
+        ]
+        command.__dict__["__signature__"] = declared.replace(parameters=[*own, *more])
+        return command
+
+    return widen
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters out of a command's options."""
-    same = (
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
-        "frequency_penalty", "repetition_penalty", "stop", "ignore_eos", "seed",
-    )  # fmt: skip
-    return SamplingParams(
-        **{name: options[name] for name in same},
-        n=options.get("n", 1),
-        logprobs=options.get("logprobs"),
-        stop_token_ids=options["stop_token_id"],
-        logit_bias=dict(map(bias, options["logit_bias"] or ())),
-    )
+    given = {name: options[name] for name in SAMPLING}
+    given["logit_bias"] = dict(map(bias, options["logit_bias"] or ()))
+    return SamplingParams(**given, n=options.get("n", 1), logprobs=options.get("logprobs"))
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -97,19 +126,5 @@ def load(options: Mapping[str, Any]) -> LLM:
     """The LLM that a command's options ask for."""
     from slipstream.llm import LLM
 
-    names = (
-        "draft_model",
-        "max_nodes",
-        "shape",
-        "verifier",
-        "controller",
-        "max_context",
-        "threads",
-        "runtime",
-        "device",
-        "dtype",
-    )
-    settings = {name: options[name] for name in names}
-    settings["recycling_table"] = options.get("recycling_table")
-    settings["max_batch"] = options.get("max_batch", 1)
-    return LLM(options["model"], options["draft"], **settings)
+    settings = {name: options[name] for name in (*SPECULATION, *LOADING)}
+    return LLM(options["model"], max_batch=options.get("max_batch", 1), **settings)

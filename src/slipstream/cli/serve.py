@@ -22,9 +22,10 @@ INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serv
 
 
 @app.command("serve")
+@o.shared(o.SPECULATION, o.LOADING)
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name, hub id, GGUF file or folder.")] = o.DEFAULT_MODEL,
+    model: o.Named = o.DEFAULT_MODEL,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="Name that clients use; MODEL if not given.")] = None,
@@ -59,19 +60,8 @@ def serve(
         bool, typer.Option("--log-prompts", help="Texts of prompts and answers in the log.")
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
-    draft: o.Draft = "auto",
-    draft_model: o.DraftModel = None,
-    max_nodes: o.MaxNodes = 8,
-    shape: o.Shape = None,
-    verifier: o.Verifier = "coupled",
-    controller: o.Controller = "adaptive",
-    max_context: o.MaxContext = None,
     max_batch: o.MaxBatch = 8,
-    threads: o.Threads = None,
-    recycling_table: o.RecyclingTable = None,
-    runtime: o.Runtime = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
+    **options: Any,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's interface."""
     return run(context.params)
