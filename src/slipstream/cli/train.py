@@ -241,10 +241,11 @@ def train_on(material: Material, facts: dict[str, Any], options: Options, given:
     if given["resume"]:
         training.resume(folder)
     announce(material, training)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill saves as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill saves as Ctrl-C does
     try:
         training.run(folder, report_point)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if training.state.points:
             write_result(folder, training, material, given["storage"], {**facts, "command": command_line()})
             draw_curve(folder, training.state.points, f"{material.config.kind} head for {material.file.name}")
