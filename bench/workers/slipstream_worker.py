@@ -1,5 +1,5 @@
-"""Slipstream. Settings: plain, or any value of --draft (auto, lookup, suffix, ...), natively; auto@transformers and so
-on: on that runtime. Model: a GGUF file or a folder.
+"""Slipstream. Settings: plain, or any value of --draft with + for its commas (auto, suffix+recycling, ...), natively;
+auto@transformers and so on: on that runtime. Model: a GGUF file or a folder.
 """
 
 import sys
@@ -12,7 +12,7 @@ from slipstream import LLM, SamplingParams
 
 def load(setting: str) -> common.Generate:
     draft, _, runtime = setting.partition("@")
-    draft = "none" if draft == "plain" else draft
+    draft = "none" if draft == "plain" else draft.replace("+", ",")
     llm = LLM(sys.argv[1], draft=draft, threads=int(sys.argv[2]), max_context=4096, runtime=runtime or None)
 
     def generate(messages: list[dict], limit: int) -> tuple[int, str]:
