@@ -93,14 +93,13 @@ def test_a_probe_that_fails_waits_longer_and_what_lasts_becomes_usual():
     assert pauses == sorted(pauses)
 
 
-def test_a_probe_that_pays_is_no_drift():
+def test_another_kind_of_text_is_no_drift_where_no_step_is_slower_for_it():
     bench = Bench()
     bench.look(0.6)
-    decided = bench.look(0.2, gain=1.2)
-    assert decided == ["out"]
-    while "probe" not in decided:
-        decided = bench.look(0.0)
-    assert bench.look(0.2, gain=1.2) == ["back"]
+    assert bench.look(0.2, gain=1.0) == []
+    bench = Bench()
+    bench.look(0.6)
+    assert bench.look(0.2, gain=0.9) == ["out"]
 
 
 def test_a_probe_without_nodes_ends():

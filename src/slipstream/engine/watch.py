@@ -151,8 +151,8 @@ class Watch:
         usual = record.baseline
         if usual is None or record.acceptance >= DRIFT * usual:
             return False
-        if record.probe_looks and gain is not None and gain > 1.0:
-            return False  # another kind of text: less is accepted than before, and it pays all the same
+        if gain is not None and gain >= 1.0:
+            return False  # another kind of text: less is accepted than before, and no step is slower for it
         return usual - record.acceptance > SIGMA * math.sqrt(usual * (1.0 - usual) / count)
 
     def _take_out(self, record: Record, gain: float | None) -> None:
