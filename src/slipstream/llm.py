@@ -1,4 +1,4 @@
-"""LLM: builds everything from settings, and answers prompts and conversations."""
+"""LLM: prompts and conversations in, answers out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.build import CONTROLLERS, Settings, build_model
+from slipstream.build import Settings, build_model
 from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from slipstream.engine.request import Request
     from slipstream.engine.worker import Worker
     from slipstream.models.tokenizer import Tokenizer
-
-__all__ = ["CONTROLLERS", "LLM"]
 
 Prompt = str | Mapping[str, Any]
 """Raw text, or {"prompt_token_ids": [...]}; {"prompt": text} is the text."""

@@ -15,8 +15,6 @@ from slipstream.core.errors import InputError
 if TYPE_CHECKING:
     import httpx
 
-    Handle = asyncio.Task[None]
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -73,7 +71,7 @@ async def run(load: Load, client: httpx.AsyncClient, progress: Callable[[int], N
         raise InputError("there is no row to ask; the rows file is empty")
     calls: list[Call] = []
     model = load.model or await _first_model(load, client)
-    began, tasks = time.perf_counter(), set[Any]()
+    began, tasks = time.perf_counter(), set[asyncio.Task[None]]()
 
     async def one(number: int, start: float) -> None:
         call = Call(start, number % len(load.rows))

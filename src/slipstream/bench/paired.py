@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-
-Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""[resamples, values] to [resamples]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +38,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def median(values: Sequence[float], seed: int = 0) -> Estimate:
     """The median, and the interval in which it lies with 95 % confidence when the values are drawn again."""
-    return _estimate(values, lambda draws: np.median(draws, axis=-1), seed)
-
-
-def geometric(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The geometric mean of positive values and its interval."""
-    return _estimate(values, lambda draws: np.exp(np.log(draws).mean(axis=-1)), seed)
+    return _interval(float(np.median(values)), np.median(_resampled(values, seed), axis=-1), len(values))
 
 
 def over_groups(groups: Mapping[str, Sequence[float]], seed: int = 0) -> Estimate:
@@ -55,11 +47,6 @@ def over_groups(groups: Mapping[str, Sequence[float]], seed: int = 0) -> Estimat
     medians = np.log([np.median(drawn, axis=-1) for drawn in draws])
     value = geometric_mean([float(np.median(values)) for values in groups.values()])
     return _interval(value, np.exp(medians.mean(axis=0)), sum(map(len, groups.values())))
-
-
-def _estimate(values: Sequence[float], statistic: Statistic, seed: int) -> Estimate:
-    value = float(statistic(np.asarray(values, np.float64)[None])[0])
-    return _interval(value, statistic(_resampled(values, seed)), len(values))
 
 
 def _resampled(values: Sequence[float], seed: int) -> NDArray[np.float64]:

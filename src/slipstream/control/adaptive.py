@@ -33,13 +33,13 @@ NOTHING = Limit(0, 0)
 class Adaptive:
     """Chooses per step how many nodes of which rows are verified, and which drafters are asked at all.
 
-    max_nodes: most nodes per row. shape, width: as in Fixed. What is learned about costs and sources serves all rows.
+    max_nodes: most nodes per row. shape: as in Fixed. What is learned about costs and sources serves all rows.
     """
 
-    def __init__(self, max_nodes: int = 16, shape: str = "tree", width: int = TREE_WIDTH):
+    def __init__(self, max_nodes: int = 16, shape: str = "tree"):
         check_shape(max_nodes, shape)
         self.max_nodes, self.shape = max_nodes, shape
-        self.width = width if shape == "tree" else 1
+        self.width = TREE_WIDTH if shape == "tree" else 1
         self.passes = CostCurve(PASS_SLOPE)
         self.merger = Merger()
         self.sources: dict[str, Source] = {}
@@ -150,8 +150,8 @@ class Adaptive:
         self._rests.pop(row.id, None)
 
     def gains(self) -> dict[str, float]:
-        """Speed with each source over speed without it; sources too cheap to be judged are left out."""
-        return {name: source.gain() for name, source in self.sources.items() if not source.free}
+        """Speed with each source over speed without it; 1 for those too cheap to make a step slower."""
+        return {name: 1.0 if source.free else source.gain() for name, source in self.sources.items()}
 
     def _least_chance(self, rows: int) -> float:
         """Chance that nodes must have to pay.

@@ -22,8 +22,6 @@ PROBE_SMOOTHING = 0.5
 """Weight left of older steps; a probe counts for more, because little else is known about now."""
 SLACK = 0.5
 """Part of a level's cost that its expected gain must reach for the drafter to go on; its own chances are rough."""
-
-
 QUIET_AFTER = 16
 """Answers in a row of which nothing was worth verifying, after which cheap drafters rest for a row."""
 LONGEST_REST = 16

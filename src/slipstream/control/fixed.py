@@ -12,6 +12,7 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 
 SHAPES = ("chain", "tree")
 TREE_WIDTH = 3
+"""Children per node that drafters may offer."""
 
 
 def check_shape(max_nodes: int, shape: str) -> None:
@@ -23,12 +24,12 @@ def check_shape(max_nodes: int, shape: str) -> None:
 
 
 class Fixed:
-    """Up to `max_nodes` nodes per row in every step: one chain, or a tree of at most `width` children per node."""
+    """Up to `max_nodes` nodes per row in every step: one chain, or a tree of at most TREE_WIDTH children per node."""
 
-    def __init__(self, max_nodes: int, shape: str = "chain", width: int = TREE_WIDTH):
+    def __init__(self, max_nodes: int, shape: str = "chain"):
         check_shape(max_nodes, shape)
         self.max_nodes, self.shape = max_nodes, shape
-        self.width = width if shape == "tree" else 1
+        self.width = TREE_WIDTH if shape == "tree" else 1
         self._merger = Merger()
 
     def limits(self, rows: Sequence[Row]) -> list[Limit]:

@@ -299,10 +299,10 @@ class Engine:
         answer.stats.drafter_failures += self.drafting.end(answer.row)
         self.controller.end(answer.row)
 
-    def cancel(self, request: Request, reason: str = CANCELLED, cause: str | None = None) -> None:
+    def cancel(self, request: Request, reason: str = CANCELLED) -> None:
         """End what is left of a request, now or after the step that calls; its slots are then free again.
 
-        reason, cause: its finish_reason and stop_reason. Safe for requests that are done.
+        reason: its finish_reason. Safe for requests that are done.
         """
         with self._lock, self._interrupts:
             if self._stepping:
@@ -310,7 +310,7 @@ class Engine:
                 return
             for answer in request.answers:
                 if not answer.finish_reason:
-                    answer.finish(End(reason, cause))
+                    answer.finish(End(reason))
                     self._finish(answer)
 
     def _abort(self, reason: str) -> None:

@@ -10,7 +10,7 @@ from slipstream.core.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why an answer ended: reason "stop" or "length"; the stop string or stop token id; the text length to keep."""
+    """Why an answer ended: its finish_reason; the stop string, stop token id or message; the text length to keep."""
 
     reason: str
     cause: int | str | None = None

@@ -83,11 +83,6 @@ class Worker:
         """True from `start` until the thread has stopped or died."""
         return self._thread.is_alive() and self._died is None
 
-    @property
-    def draining(self) -> bool:
-        """True once nothing new is taken."""
-        return not self._open
-
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
@@ -190,7 +185,7 @@ class Worker:
             self._open = False
         done = self._idle.wait(max(0.0, seconds)) or not self.alive
         if not done:
-            self._note(lambda: self._end_all(CANCELLED))
+            self._note(self._end_all)
             self._idle.wait(GRACE_S)
         return done
 
@@ -211,7 +206,7 @@ class Worker:
                     self.engine.step()
                 self._tell()
                 self.last_progress = time.monotonic()
-            self._end_all(CANCELLED)
+            self._end_all()
             self._shadow.drop()
             self._tell()
         except BaseException as error:
@@ -243,12 +238,12 @@ class Worker:
         if request in self._jobs:
             self.engine.cancel(request, reason)
 
-    def _end_all(self, reason: str) -> None:
+    def _end_all(self) -> None:
         with self._wake:
             self._jobs |= {job.request: job for job in self._arrived}
             self._arrived = []
         for request in list(self._jobs):
-            self.engine.cancel(request, reason)
+            self.engine.cancel(request)
 
     def _tell(self) -> None:
         """Pass on what is new; counts are brought up to date before anyone hears that a request has ended."""
