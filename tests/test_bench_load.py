@@ -196,7 +196,7 @@ def test_the_command_writes_json_and_one_page_that_needs_nothing(tmp_path, capsy
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"messages": [{"role": "user", "content": "one"}]}\n{"prompt": "two"}\n')
     with serving() as fake:
-        words = ["--url", fake.url + "/", "--rows", str(rows), "--requests", "4", "--ttft-ms", "900"]
+        words = ["--url", fake.url + "/", "--rows", str(rows), "--requests", "4", "--ttft-ms", "60000"]
         files = ["--json", str(tmp_path / "out" / "load.json"), "--html", str(tmp_path / "load.html")]
         assert main(["bench", "serve", *words, *files]) == 0
     shown = capsys.readouterr().out
@@ -222,6 +222,24 @@ def test_what_does_not_answer_is_one_line(tmp_path, capsys):
     assert "line 2 is not" in capsys.readouterr().err
     with pytest.raises(InputError, match="no row to ask"):
         asyncio.run(run(Load("http://x", [], 1), None))
+
+
+@pytest.mark.parametrize("url", ["http://x:99999/v1", "http://x:y/v1", "x/v1", "ftp://x/v1", "http:///v1", ""])
+def test_addresses_that_cannot_be_are_one_line(url, capsys):
+    assert main(["bench", "serve", "--url", url, "-m", "x", "--requests", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --url is '{url}'")
+
+
+def test_rows_that_are_no_text_are_one_line(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(b"\xff\xfe")
+    assert main(["bench", "serve", "--rows", str(rows)]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_a_run_without_any_answer_is_no_success(capsys):
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", "-m", "x", "--requests", "1"]) == 2
+    assert "0 of 1 requests" in capsys.readouterr().out
 
 
 def test_the_page_shows_foreign_text_as_text():

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
+from slipstream.cli.generate import read
 from slipstream.core.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 INSTALL = "slipstream bench serve needs httpx: pip install 'slipstream[bench]'"
+MOST_PORT = 65535
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue and sunsets are red.",
     "Repeat this text, but write Berlin instead of Paris: Paris is a large city on a river. Many people visit Paris "
@@ -174,10 +176,12 @@ def serve(
         write(json, json_format.dumps({"settings": settings, **found, "calls": each}, indent=1))
     if page is not None:
         write(page, html(found, calls, settings))
+    if not found["completed"]:
+        raise typer.Exit(2)
 
 
 def run_load(load: Load, progress: Any) -> list[Call]:
-    """The calls of a run in an event loop of its own. Raises ModelError without httpx."""
+    """The calls of a run in an event loop of its own. Raises ModelError without httpx, InputError for a bad address."""
     import asyncio
 
     try:
@@ -185,6 +189,13 @@ def run_load(load: Load, progress: Any) -> list[Call]:
     except ImportError:
         raise ModelError(INSTALL) from None
     from slipstream.bench.load import run
+
+    try:
+        address = httpx.URL(load.url)
+    except httpx.InvalidURL:
+        address = httpx.URL()
+    if address.scheme not in ("http", "https") or not address.host or (address.port or 0) > MOST_PORT:
+        raise InputError(f"--url is {load.url!r}; it must be like http://127.0.0.1:8000/v1")
 
     async def everything() -> list[Call]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -199,7 +210,7 @@ def read_rows(path: Path | None, limit: int | None) -> list[Any]:
     if path is None:
         return [[{"role": "user", "content": text}] for text in QUESTIONS][:limit]
     found: list[Any] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
