@@ -6,7 +6,6 @@ import json as json_format
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.cli import options as o
 from slipstream.cli.app import app
 from slipstream.core.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from slipstream.models.files import ModelFile
     from slipstream.train.build import Design, Material
     from slipstream.train.run import Options, Point, Training
 
@@ -32,22 +31,27 @@ app.add_typer(commands, name="train")
 Target = Annotated[str, typer.Option("--target", help="Model to train for: name, GGUF file or folder.")]
 Data = Annotated[list[Path], typer.Option("--data", help="Files of answers; repeatable.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; the head is in it in the end.")]
-Minutes = Annotated[float | None, typer.Option("--minutes", help="Time limit.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="Optimizer steps; the same steps give the same weights.")]
-DraftVocab = Annotated[int, typer.Option("--draft-vocab", help="Tokens it can draft: the answers' most frequent.")]
-Goal = Annotated[str, typer.Option("--objective", help="ce, kl, tv, accept or greedy; join several by +.")]
-Rate = Annotated[float, typer.Option("--learning-rate", help="At its peak.")]
-Positions = Annotated[int, typer.Option("--batch", help="Answer tokens per step.")]
-Seed = Annotated[int, typer.Option("--seed", help="Weights and order of the data.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of torch; all cores when not given.")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda or mps.")]
-Storage = Annotated[str, typer.Option("--storage", help="How weights are written: F32, F16, BF16 or Q8_0.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
-Features = Annotated[Path | None, typer.Option("--features", help="Folder of features; beside the data by default.")]
 Layers = Annotated[
     str, typer.Option("--feature-layers", help="Layers an EAGLE-3 head reads, as 2,15,27; three by default.")
 ]
-Fp32 = Annotated[bool, typer.Option("--full-precision", help="Compute in float32 instead of bfloat16.")]
+
+TRAINING: o.Group = {
+    "minutes": o.option(float | None, "--minutes", "Time limit."),
+    "steps": o.option(int | None, "--steps", "Optimizer steps; the same steps give the same weights."),
+    "draft_vocab": o.option(int, "--draft-vocab", "Tokens it can draft: the answers' most frequent.", 8192),
+    "objective": o.option(str, "--objective", "ce, kl, tv, accept or greedy; join several by +.", "ce"),
+    "learning_rate": o.option(float, "--learning-rate", "At its peak.", 1.5e-3),
+    "batch": o.option(int, "--batch", "Answer tokens per step.", 640),
+    "seed": o.option(int, "--seed", "Weights and order of the data.", 0),
+    "threads": (Threads, None),
+    "device": o.option(str, "--device", "cpu, cuda or mps.", "cpu"),
+    "storage": o.option(str, "--storage", "How weights are written: F32, F16, BF16 or Q8_0.", "F16"),
+    "resume": o.option(bool, "--resume", "Go on from the checkpoint in --out.", False),
+    "features": o.option(Path | None, "--features", "Folder of features; beside the data by default."),
+    "full_precision": o.option(bool, "--full-precision", "Compute in float32 instead of bfloat16.", False),
+}
+"""Options of every kind of head."""
 
 
 @commands.command("prompts")
@@ -81,6 +85,7 @@ def answers(
     medusa: Annotated[bool, typer.Option("--medusa", help="Keep the features Medusa reads, not EAGLE-3's.")] = False,
 ) -> None:
     """The target answers prompts, and its hidden states are kept on the way. Killed, it goes on where it was."""
+    from slipstream.build import open_named
     from slipstream.kernels import measure, native
     from slipstream.models.fingerprint import weights_fingerprint
     from slipstream.train.answers import Author, Progress, Settings, prompt_key, read_prompts, write_answers
@@ -89,7 +94,7 @@ def answers(
 
     settings = Settings(max_tokens, temperature, sampled, max_batch)
     asked = sorted(read_prompts(prompts), key=prompt_key)
-    file = open_target(target)
+    file = open_named(target)
     if threads is None:
         measure.settle_threads()
     else:
@@ -115,15 +120,12 @@ def answers(
 
 
 @commands.command("eagle3")
+@o.shared(TRAINING)
 def eagle3(
     context: typer.Context,
     target: Target,
     data: Data,
     out: Out,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    draft_vocab: DraftVocab = 8192,
-    objective: Goal = "ce",
     unroll: Annotated[int, typer.Option("--unroll", help="Tokens drafted in a row, in training and after.")] = 3,
     alone: Annotated[float, typer.Option("--alone", help="Share of the run with the first guess only.")] = 0.5,
     feature_layers: Layers = "",
@@ -132,15 +134,7 @@ def eagle3(
     markov: Annotated[int, typer.Option("--markov", help="Rank of a bias by the token before; 0: none.")] = 0,
     feature_norm: Annotated[bool, typer.Option(help="Norm each feature before they are joined.")] = True,
     embedding_residual: Annotated[bool, typer.Option(help="Add the embedding to the residual.")] = True,
-    learning_rate: Rate = 1.5e-3,
-    batch: Positions = 640,
-    seed: Seed = 0,
-    threads: Threads = None,
-    device: Device = "cpu",
-    storage: Storage = "F16",
-    resume: Resume = False,
-    features: Features = None,
-    fp32: Fp32 = False,
+    **options: Any,
 ) -> None:
     """Train an EAGLE-3 head on answers of the target."""
     require_training()
@@ -148,7 +142,7 @@ def eagle3(
 
     design = Design(
         "eagle3",
-        draft_vocab,
+        options["draft_vocab"],
         unroll,
         layers,
         intermediate,
@@ -161,32 +155,21 @@ def eagle3(
 
 
 @commands.command("medusa")
+@o.shared(TRAINING)
 def medusa(
     context: typer.Context,
     target: Target,
     data: Data,
     out: Out,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    draft_vocab: DraftVocab = 8192,
-    objective: Goal = "ce",
     heads: Annotated[int, typer.Option("--heads", help="Tokens drafted: a head for each.")] = 3,
     layers: Annotated[int, typer.Option("--layers", help="Residual blocks of each head.")] = 1,
-    learning_rate: Rate = 1.5e-3,
-    batch: Positions = 640,
-    seed: Seed = 0,
-    threads: Threads = None,
-    device: Device = "cpu",
-    storage: Storage = "F16",
-    resume: Resume = False,
-    features: Features = None,
-    fp32: Fp32 = False,
+    **options: Any,
 ) -> None:
     """Train Medusa heads on answers of the target."""
     require_training()
     from slipstream.train.build import Design
 
-    carry_out(Design("medusa", draft_vocab, heads, medusa_layers=layers), context.params)
+    carry_out(Design("medusa", options["draft_vocab"], heads, medusa_layers=layers), context.params)
 
 
 @commands.command("measure")
@@ -200,12 +183,13 @@ def measure(
     require_training()
     import torch
 
+    from slipstream.build import open_named
     from slipstream.models.heads.formats import read_head
     from slipstream.train.measure import measure_head
 
     if threads:
         torch.set_num_threads(threads)
-    for name, tokens, shares in measure_head(open_target(target), read_head(head), data, report_features):
+    for name, tokens, shares in measure_head(open_named(target), read_head(head), data, report_features):
         typer.echo(f"{name}: {tokens} tokens, acceptance {' '.join(f'{share:.3f}' for share in shares)}")
 
 
@@ -213,6 +197,7 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     """Gather, train, write."""
     import torch
 
+    from slipstream.build import open_named
     from slipstream.train.build import gather
 
     if given["threads"]:
@@ -221,7 +206,7 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     options, folder = options_of(given), given["out"]
     check_storage(given["storage"])
     check_folder(folder, given["resume"])
-    file = open_target(given["target"])
+    file = open_named(given["target"])
     material = gather(file, given["data"], design, given["features"], report_features)
     with closing(material.shelf):
         train_on(material, facts_of(design, options), options, given)
@@ -263,7 +248,7 @@ def options_of(given: dict[str, Any]) -> Options:
         objective=given["objective"],
         schedule=Schedule(given["learning_rate"], given.get("unroll", 1), given.get("alone", 0.0)),
         seed=given["seed"],
-        autocast=not given["fp32"],
+        autocast=not given["full_precision"],
     )
 
 
@@ -357,22 +342,14 @@ def clock(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
-def command_line(arguments: Sequence[str] | None = None) -> str:
+def command_line() -> str:
     """The command as it was typed."""
-    return shlex.join(["slipstream", *(sys.argv[1:] if arguments is None else arguments)])
+    return shlex.join(["slipstream", *sys.argv[1:]])
 
 
 def known_before(out: Path) -> int:
     """Answers that a file holds already."""
     return max(0, len(out.read_bytes().splitlines()) - 1) if out.exists() else 0
-
-
-def open_target(name: str) -> ModelFile:
-    """The model to train for, opened; fetched when it is a known name."""
-    from slipstream.models.files import open_model
-    from slipstream.models.registry import ensure
-
-    return open_model(ensure(name))
 
 
 def require_training() -> None:

@@ -14,9 +14,9 @@ import torch
 
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.drafters.heads.modules import make_module
+from slipstream.drafters.heads.parts import TargetParts, parts_of
 from slipstream.models.fingerprint import weights_fingerprint
 from slipstream.models.heads.config import HeadConfig
-from slipstream.models.tensor import Tensor
 from slipstream.targets.native.load import require_supported
 from slipstream.targets.native.model import NativeTarget
 from slipstream.train.data import Example, draft_vocabulary, read_answers, split
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from slipstream.models.files import ModelFile
-    from slipstream.models.heads.layout import Rows
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +121,10 @@ def store_folder(answers: Path) -> Path:
     return answers.with_name(f"{answers.name}.features")
 
 
-def load_target(file: ModelFile, layers: Sequence[int], slots: int, max_context: int | None = None) -> NativeTarget:
+def load_target(file: ModelFile, layers: Sequence[int], slots: int) -> NativeTarget:
     """The target with features. Raises UnsupportedError where the native runtime cannot run it."""
     require_supported(file.config)
-    return NativeTarget.load(file, max_context, slots, features=layers)
+    return NativeTarget.load(file, None, slots, features=layers)
 
 
 @dataclass(slots=True)
@@ -176,20 +175,12 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
 
 
-def target_rows(file: ModelFile) -> Rows:
-    """The target's LM head: fp32 rows of the ids asked for."""
-    name = "lm_head.weight" if "lm_head.weight" in file.names() else "model.embed_tokens.weight"
-    whole = file.tensor(name)
-    return lambda ids: Tensor(whole.type, (len(ids), whole.shape[1]), whole.raw[ids]).float32()
-
-
-def truth_of(file: ModelFile, ids: NDArray[np.int32], device: torch.device, dtype: torch.dtype) -> Truth:
+def truth_of(target: TargetParts, ids: NDArray[np.int32], device: torch.device, dtype: torch.dtype) -> Truth:
     """What the head learns from."""
-    norm = torch.from_numpy(file.tensor("model.norm.weight").float32())
-    rows = torch.from_numpy(target_rows(file)(ids))
-    drafted = torch.full((file.config.vocab_size,), -1, dtype=torch.int64)
+    norm, rows = torch.from_numpy(target.final_norm()), torch.from_numpy(target.head_rows(ids))
+    drafted = torch.full((target.head.shape[0],), -1, dtype=torch.int64)
     drafted[torch.from_numpy(ids.astype(np.int64))] = torch.arange(len(ids))
-    return Truth(norm.to(device), file.config.rms_eps, rows.to(device, dtype), drafted.to(device))
+    return Truth(norm.to(device), target.eps, rows.to(device, dtype), drafted.to(device))
 
 
 def start(material: Material, options: Options, device: torch.device) -> Training:
@@ -197,10 +188,11 @@ def start(material: Material, options: Options, device: torch.device) -> Trainin
     file, config = material.file, material.config
     dtype = torch.bfloat16 if options.autocast else torch.float32
     torch.manual_seed(options.seed)
-    truth = truth_of(file, material.ids, device, dtype)
+    target = parts_of(file)
+    truth = truth_of(target, material.ids, device, dtype)
     embedding = None
     if config.kind != "medusa":
-        embedding = torch.from_numpy(file.tensor("model.embed_tokens.weight").float32()).to(device, dtype)
+        embedding = torch.from_numpy(target.embedding.float32()).to(device, dtype)
     module = make_module(config, embedding, truth.rows)
     if config.kind == "eagle3":
         with torch.no_grad():
@@ -211,5 +203,5 @@ def start(material: Material, options: Options, device: torch.device) -> Trainin
     read = material.shelf.reader((*layers, file.config.num_layers))
     width = len(layers) * config.target_hidden
     training = Training(module.to(device), truth, material.examples, read, width, options)
-    training.target_rows = target_rows(file)
+    training.target_rows = target.head_rows
     return training
