@@ -324,6 +324,36 @@ def test_a_broken_draft_model_is_counted_and_harmless():
     assert 0 < output.speculation.drafter_failures < len(calls)
 
 
+class DeadEnd:
+    """A grammar below whose second token nothing may follow."""
+
+    error = ""
+
+    def allowed(self, path):
+        return np.full(VOCAB, len(path) < 2)
+
+    def fitting(self, tokens, parents):
+        return [True] * len(tokens)
+
+
+@pytest.mark.parametrize("classical", [False, True])
+def test_fault_17_a_path_on_which_all_is_banned_ends_that_draft_alone(classical):
+    rows = [row_of([1, 2], 0), row_of([3, 4], 1)]
+    rows[1].sampler = RowSampler(rows[1].params, 7, VOCAB, [3, 4], (), DeadEnd())
+    guard = Guard(SmallModel(beds.TableTransformer(1), VOCAB, classical), VOCAB)
+    offers = guard.propose(rows, [Limit(5, 5)] * 2)
+    assert [len(offer) for offer in offers] == [5, 2]
+    assert [guard.failures(row) for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize("classical", [False, True])
+def test_fault_06_a_draft_model_without_sense_is_a_failure(classical):
+    row = row_of([1, 2])
+    guard = Guard(SmallModel(beds.TableTarget(np.full((VOCAB, VOCAB), np.nan)), VOCAB, classical), VOCAB)
+    assert len(guard.propose([row], [Limit(5, 5)])[0]) == 0
+    assert guard.failures(row) == 1
+
+
 def test_rows_beyond_the_slots_are_not_drafted_for():
     drafter = Guard(SmallModel(beds.TableTransformer(1, slots=1), VOCAB), VOCAB)
     rows = [row_of([1, 2], 0), row_of([3, 4], 1)]

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.tree import ANCHOR, chain, reach_of
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
+from slipstream.kernels import sampling as kernels
 from slipstream.targets.base import RowInput, Target
 from slipstream.targets.slots import SlotPool
 from slipstream.verify import rules
@@ -185,7 +186,12 @@ class SmallModel(Drafter):
 
     def _grow(self, plan: _Plan, logits: NDArray[np.float32]) -> bool:
         """Add the next level to the draft; True while it should become deeper."""
-        tokens, chances, features = (self._draw if self.classical else self._best)(plan, logits)
+        try:
+            tokens, chances, features = (self._draw if self.classical else self._best)(plan, logits)
+        except NonFiniteError:
+            if kernels.argmax(logits) < 0:
+                raise
+            return False  # all tokens are banned below this path, which is nobody's failure
         parent = plan.tail
         plan.tail = len(plan.offers)
         plan.offers.tokens += tokens
