@@ -104,12 +104,12 @@ def _nodes(stats: Speculation) -> Metric:
     return found
 
 
-def gauge(name: str, text: str, value: float | Mapping[str, float], label: str = "drafter") -> Metric:
-    """One gauge, or one per label value."""
-    return _fill(GaugeMetricFamily, name, text, value, label)
+def gauge(name: str, text: str, value: float | Mapping[str, float]) -> Metric:
+    """One gauge, or one per drafter."""
+    return _fill(GaugeMetricFamily, name, text, value, "drafter")
 
 
-def _counter(name: str, text: str, value: float | Mapping[str, float], label: str = "drafter") -> Metric:
+def _counter(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
     return _fill(CounterMetricFamily, name, text, value, label)
 
 

@@ -149,10 +149,10 @@ def token_text(vocabulary: Vocabulary, token: int) -> str:
 class Offsets:
     """Where the text of each token begins, in characters, for the logprobs of completions."""
 
-    def __init__(self, vocabulary: Vocabulary, start: int = 0) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at = start
+        self._at = 0
 
     def next(self, token: int) -> int:
         """The offset of the next token; control tokens have no text."""

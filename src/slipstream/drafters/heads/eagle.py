@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from slipstream.drafters.heads.cache import Memories, Memory
 from slipstream.drafters.heads.candidates import candidates
 from slipstream.drafters.heads.tree import Growing
 from slipstream.drafters.heads.weights import eagle_weights, rope_of
-from slipstream.kernels.head import EagleHead, HeadWeights, Made, make_eagle_head
+from slipstream.kernels.head import Made, make_eagle_head
 from slipstream.kernels.pack import linear
 from slipstream.kernels.passes import BLOCK, Pass
 
@@ -33,8 +33,6 @@ READ_IN_PASS = 8
 """Features up to this many are read in the first pass of a draft; of more, all but the last before it."""
 MOST_OWN = 1024
 """Most tokens of a prompt that join the drafted vocabulary of a head with frozen rows."""
-
-Make = Callable[[HeadWeights, NDArray[np.float32]], EagleHead]
 
 
 @dataclass(slots=True)
@@ -62,23 +60,18 @@ class _Plan:
 
 
 class Eagle(HeadDrafter):
-    """Drafts by a head of the EAGLE family. The target must give the features of the head's layers.
-
-    make: what computes the head, the compiled core unless told otherwise.
-    """
+    """Drafts by a head of the EAGLE family. The target must give the features of the head's layers."""
 
     name = "eagle"
 
-    def __init__(
-        self, head: Head, target: TargetParts, vocab_size: int, max_context: int, make: Make = make_eagle_head
-    ) -> None:
+    def __init__(self, head: Head, target: TargetParts, vocab_size: int, max_context: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size
         weights = eagle_weights(head, target)
         self.memories = Memories(weights.shape.block_floats, max_context)
         self._target, self._ids = target, head.ids
         self._drafted = frozenset(head.ids.tolist()) | target.padding
         self._rope = rope_of(head.config)
-        self._head = make(weights, self.memories.pool.data)
+        self._head = make_eagle_head(weights, self.memories.pool.data)
         self._head.rope(self._rope.cos, self._rope.sin)
         self._rows: dict[int, _Row] = {}
         self.weights_bytes = head.nbytes
