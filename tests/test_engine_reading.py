@@ -194,6 +194,26 @@ def test_prompts_wait_for_memory_instead_of_driving_each_other_out():
     assert target.prefilled == 4 * 59, "no prompt was read twice"
 
 
+@pytest.mark.parametrize("ends_after", range(27, 34))
+def test_prompts_that_share_never_wait_for_each_other(ends_after, monkeypatch):
+    """Memory runs out while one reads what another waits to share, and a third answer ends at that moment."""
+    monkeypatch.setattr("slipstream.engine.reading.Pace.chunk", lambda *_: 0)
+    monkeypatch.setattr(engine_module, "FEWEST_TOKENS", 500)
+    target = beds.TableTarget(TABLE)
+    target.capacity = 215
+    made = beds.engine(target)
+    growing = made.add([1] * 40, SamplingParams(max_tokens=120))
+    ending = made.add([2] * 90, SamplingParams(max_tokens=ends_after))
+    while not ending.answers[0].count:
+        made.step()
+    monkeypatch.setattr(engine_module, "FEWEST_TOKENS", 1)
+    alike = [made.add([3] * 60 + [last] * 10, SamplingParams(max_tokens=3)) for last in (4, 5)]
+    requests = [growing, ending, *alike]
+    for _ in range(500):
+        made.step()
+    assert [request.done for request in requests] == [True] * 4
+
+
 def test_planted_turns_by_arrival_alone_are_seen(clocked, monkeypatch):
     monkeypatch.setattr("slipstream.engine.scheduler.Scheduler.turn", lambda self, answer: None)
     with pytest.raises(AssertionError):

@@ -83,7 +83,8 @@ class Scheduler:
         if answer in self.running or answer in self.reading:
             (self.running if answer in self.running else self.reading).remove(answer)
             self._fresh.discard(answer)
-            self._leaders.pop(answer, None)
+            # Who waited for it goes on alone: it may come back and wait for one of them.
+            self._leaders = {one: by for one, by in self._leaders.items() if answer not in (one, by)}
             self._full = False
         elif answer in self.waiting:
             self.waiting.remove(answer)
