@@ -1,5 +1,6 @@
 #include "head.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -17,10 +18,16 @@ void ensure(std::vector<float>& buffer, size_t floats) {
   if (buffer.size() < floats + 16) buffer.resize(floats + 16);
 }
 
+// Rows of elementwise work that are worth a second thread: the few of a draft are done before it wakes.
+constexpr int64_t kGrain = 16;
+
 template <class F> void for_rows(int rows, F&& body) {
-  Pool::instance().parallel_for(rows, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) body(static_cast<size_t>(row));
-  });
+  const int64_t tasks = (rows + kGrain - 1) / kGrain;
+  auto ranges = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * kGrain; row < std::min<int64_t>(rows, end * kGrain); row++) body(static_cast<size_t>(row));
+  };
+  if (tasks <= 1) return ranges(0, tasks);
+  Pool::instance().parallel_for(tasks, ranges);
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ class Eagle(HeadDrafter):
             if memory is not None and own is not None and depth > 0:
                 plans.append(_Plan(Growing(row, limit, depth, offer), memory, own))
         for plan, made in self._top(plans):
-            self._add(plan, ANCHOR, made.hidden[0], made.logits[0], made.normed[0])
+            self._add(plan, [ANCHOR], made, 0)
         older: list[int] = []
         while expanding := [(plan, nodes) for plan in plans if (nodes := plan.tree.to_expand())]:
             self._expand(expanding, older)
@@ -167,7 +167,8 @@ class Eagle(HeadDrafter):
         slots = self.memories.slots
         tokens: list[int] = []
         given, parents, first = [], [], [0]
-        prefix = np.asarray([len(memory.places) for memory, _ in parts], np.int32)
+        prefix = [len(memory.places) for memory, _ in parts]
+        end = max(before + count for before, (_, count) in zip(prefix, parts, strict=True))
         for memory, count in parts:
             slots.reserve(memory.slot, len(memory.places) + count)
             features, following = memory.take(count)
@@ -176,9 +177,9 @@ class Eagle(HeadDrafter):
             tokens += following
             first.append(len(tokens))
         wanted = np.asarray(first[1:], np.int32) - 1 if last else np.zeros(0, np.int32)
-        tables = slots.tables[[memory.slot for memory, _ in parts]]
-        rows = _rows_of(tokens, parents, first, prefix, tables)
-        made = self._forward(rows, given[0] if len(given) == 1 else np.concatenate(given), True, wanted)
+        rows = self._rows_of(tokens, parents, first, prefix, [memory.slot for memory, _ in parts])
+        features = given[0] if len(given) == 1 else np.concatenate(given)
+        made = self._forward(rows, end, features, True, wanted)
         for memory, count in parts:
             slots.grow(memory.slot, count)
         return made
@@ -188,7 +189,9 @@ class Eagle(HeadDrafter):
         tokens: list[int] = []
         parents, first, given = [], [0], []
         before = len(older)
+        end = 0
         for plan, nodes in expanding:
+            end = max(end, len(plan.memory.places) + plan.tree.depths[nodes[0]])
             for node in nodes:
                 parents.append(plan.aside[plan.tree.offers.parents[node]])
                 plan.aside[node] = before + len(tokens)
@@ -196,52 +199,46 @@ class Eagle(HeadDrafter):
                 given.append(plan.states[node])
             first.append(len(tokens))
         older += parents
-        prefix = np.asarray([len(plan.memory.places) for plan, _ in expanding], np.int32)
-        tables = self.memories.slots.tables[[plan.memory.slot for plan, _ in expanding]]
-        rows = _rows_of(tokens, older, first, prefix, tables)
-        made = self._forward(rows, np.stack(given), False, np.arange(len(tokens), dtype=np.int32))
-        row = 0
-        for plan, nodes in expanding:
+        prefix = [len(plan.memory.places) for plan, _ in expanding]
+        rows = self._rows_of(tokens, older, first, prefix, [plan.memory.slot for plan, _ in expanding])
+        states = np.empty((len(given), self.config.hidden), np.float32)
+        for place, state in enumerate(given):
+            states[place] = state
+        made = self._forward(rows, end, states, False, np.arange(len(tokens), dtype=np.int32))
+        for index, (plan, nodes) in enumerate(expanding):
             plan.tree.level = []
-            for node in nodes:
-                self._add(plan, node, made.hidden[row], made.logits[row], made.normed[row])
-                row += 1
+            self._add(plan, nodes, made, first[index])
 
-    def _forward(self, rows: Pass, given: NDArray[np.float32], fresh: bool, wanted: NDArray[np.int32]) -> Made:
-        if self._rope.ensure(rows.end):
+    def _forward(
+        self, rows: Pass, end: int, given: NDArray[np.float32], fresh: bool, wanted: NDArray[np.int32]
+    ) -> Made:
+        """One pass of the head. end: one more than the highest position of any row."""
+        if self._rope.ensure(end):
             self._head.rope(self._rope.cos, self._rope.sin)
         return self._head.forward(rows, given, fresh, fresh, wanted)
 
-    def _add(
-        self,
-        plan: _Plan,
-        node: int,
-        state: NDArray[np.float32],
-        logits: NDArray[np.float32],
-        normed: NDArray[np.float32],
-    ) -> None:
-        """Children of a node, from what the head said after it."""
+    def _add(self, plan: _Plan, nodes: Sequence[int], made: Made, first: int) -> None:
+        """Children of the nodes of a level, from what the head said after them: rows of `made` from `first` on."""
         tree, own = plan.tree, plan.own
-        if own.rows is not None:
-            logits = np.concatenate([logits, linear(normed[None], own.rows)[0]])
         width = max(tree.limit.width, 1)
-        found = candidates(tree.row, tree.path(node), logits, own.ids, width, self.vocab_size)
-        made = tree.add(node, found)
-        plan.states.update(dict.fromkeys(made, state))
-        tree.level += made
+        logits = made.logits[first : first + len(nodes)]
+        if own.rows is not None:
+            logits = np.concatenate([logits, linear(made.normed[first : first + len(nodes)], own.rows)], axis=1)
+        for index, node in enumerate(nodes):
+            found = candidates(tree.row, tree.path(node), logits[index], own.ids, width, self.vocab_size)
+            children = tree.add(node, found)
+            plan.states.update(dict.fromkeys(children, made.hidden[first + index]))
+            tree.level += children
 
-
-def _rows_of(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    first: Sequence[int],
-    prefix: NDArray[np.int32],
-    tables: NDArray[np.int32],
-) -> Pass:
-    return Pass(
-        tokens=np.asarray(tokens, np.int32),
-        parents=np.asarray(parents, np.int32),
-        first=np.asarray(first, np.int32),
-        prefix=prefix,
-        tables=tables,
-    )
+    def _rows_of(
+        self, tokens: Sequence[int], parents: Sequence[int], first: Sequence[int], prefix: Sequence[int], of: list[int]
+    ) -> Pass:
+        """The rows of a pass; of: the slot of each text."""
+        tables = self.memories.slots.tables
+        return Pass(
+            tokens=np.asarray(tokens, np.int32),
+            parents=np.asarray(parents, np.int32),
+            first=np.asarray(first, np.int32),
+            prefix=np.asarray(prefix, np.int32),
+            tables=tables[of[0] : of[0] + 1] if len(of) == 1 else tables[of],
+        )
