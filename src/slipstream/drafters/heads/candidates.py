@@ -49,8 +49,8 @@ def candidates(
         return [], [], []
     places, logs = found[1], found[2]
     if greedy:
-        chances = [min(float(np.exp(log)), MOST_CERTAIN) for log in logs]
-        return ids[places].tolist(), chances, chances
+        chances = [min(chance, MOST_CERTAIN) for chance in np.exp(logs).tolist()]
+        return [ids.item(place) for place in places], chances, chances
     tokens = ids[places].astype(np.int64)
     key = noise.key(row.seed, len(row.tokens) + len(path))
     scores = np.asarray(logs) / row.params.temperature + kernels.gumbel(key, tokens)

@@ -61,11 +61,13 @@ def _side_by_side(weights: HeadWeights) -> None:
     The target's pass has just swept the caches, and on pages of 4 KiB the first level took a tenth longer to read them.
     """
     places: list[tuple[Any, str, list[Packed]]] = []
-    for owner in (weights, *weights.layers):
+    owners: list[HeadWeights | LayerWeights] = [weights, *weights.layers]
+    for owner in owners:
         for entry in fields(owner):
             value = getattr(owner, entry.name)
             parts = value if isinstance(value, list) else [value]
-            if entry.name != "embedding" and all(isinstance(part, Packed) and part.handle is not None for part in parts):
+            movable = all(isinstance(part, Packed) and part.handle is not None for part in parts)
+            if movable and entry.name != "embedding":
                 places.append((owner, entry.name, parts))
     sizes = [-(-part.data.nbytes // ALIGNMENT) * ALIGNMENT for _, _, parts in places for part in parts]
     whole, at = aligned(sum(sizes)), 0
