@@ -123,7 +123,7 @@ def test_slots_and_memory_come_back():
     for slot in slots:
         subject.close(slot)
     assert subject.free_slots == 8
-    assert subject.memory_bytes() == {**memory, "kv_used": 0}
+    assert subject.memory_bytes() == {**memory, "kv_used": 0, "kv_free": memory["kv_free"] + memory["kv_used"]}
     opened(subject, tokens(70, 9))
     assert subject.memory_bytes()["kv_touched"] == memory["kv_touched"]
     with pytest.raises(InputError, match="slot 0 is not open"):
