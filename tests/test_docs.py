@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -87,3 +88,12 @@ def test_the_core_is_described_file_by_file():
     described = {path for name in named for path in (ROOT / "csrc").glob(name)}
     assert sorted(path.name for path in files - described) == []
     assert [name for name in named if not list((ROOT / "csrc").glob(name)) and "." in name] == []
+
+
+def test_measured_tables_are_those_of_the_results():
+    path = ROOT / "bench" / "tables.py"
+    tables = runpy.run_path(str(path))
+    for page in tables["PAGES"]:
+        text = page.read_text()
+        assert "<!-- results: " in text
+        assert tables["filled"](text) == text, "python bench/tables.py"
