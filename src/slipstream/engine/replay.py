@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from slipstream.core.errors import InputError
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request
+from slipstream.engine.stop import ENDED_WELL
 from slipstream.targets.slots import common_prefix
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ BACKLOG = 64
 """Requests that may wait for their replay; further ones are skipped and counted."""
 URGENT = 4
 """With so many waiting, a replay queues up like any request; before, only when nobody else waits."""
-ENDED_WELL = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)

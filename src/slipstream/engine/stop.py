@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from slipstream.core.params import SamplingParams
 
+ENDED_WELL = ("stop", "length")
+"""Finish reasons of answers that came to their own end."""
+
 
 @dataclass(frozen=True, slots=True)
 class End:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput, TokenLogprob
+from slipstream.engine.stop import ENDED_WELL
 from slipstream.server.errors import ApiError
 
 if TYPE_CHECKING:
     from slipstream.engine.request import Request
     from slipstream.engine.worker import Worker
     from slipstream.server.metrics import Meter
-
-ENDED_WELL = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True)

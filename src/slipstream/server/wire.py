@@ -12,7 +12,8 @@ from typing import Any
 from slipstream.core.stats import Speculation, total
 from slipstream.core.types import CompletionOutput, RequestOutput
 from slipstream.engine.detokenize import Detokenizer, Vocabulary
-from slipstream.server.job import ENDED_WELL, Part
+from slipstream.engine.stop import ENDED_WELL
+from slipstream.server.job import Part
 from slipstream.server.schemas import Sampling
 from slipstream.server.service import Served
 

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.config import Keys
 from slipstream.models.heads.config import HeadConfig
-from slipstream.models.heads.eagle import canonical, eagle3_flags, stored_flags
+from slipstream.models.heads.eagle import LAYERS, canonical, eagle3_flags, stored_flags
 from slipstream.models.heads.head import Head
 from slipstream.models.heads.layout import (
     KEY,
@@ -27,8 +27,6 @@ from slipstream.models.heads.layout import (
     with_head_rows,
 )
 from slipstream.models.heads.weights import Weights
-
-LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def matches(table: Mapping[str, Any]) -> bool:
