@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput, TokenLogprob
+from slipstream.engine.request import CANCELLED, DEADLINE
 from slipstream.engine.stop import ENDED_WELL
 from slipstream.server.errors import ApiError
 
@@ -150,9 +151,9 @@ class Job:
                 reason = answer.finish_reason
                 if reason is None or reason in ENDED_WELL:
                     continue
-                if reason == "deadline":
+                if reason == DEADLINE:
                     raise ApiError(504, f"the answer took longer than the deadline of {self.task.deadline_s:g} s")
-                if reason == "cancelled":
+                if reason == CANCELLED:
                     raise ApiError(503, "the request was cancelled: the server shuts down", code="draining")
                 raise ApiError(500, f"the answer could not go on: {answer.stop_reason}")
 

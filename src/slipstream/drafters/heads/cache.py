@@ -8,7 +8,6 @@ counted by entries: rotary attention sees distances only, and a gap makes guesse
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError
 from slipstream.targets.native.kv import BlockPool, Slots
+from slipstream.targets.slots import common_prefix
 
 SLOTS = 64
 """Texts remembered at once, those of running rows among them."""
@@ -82,7 +82,7 @@ class Memories:
         self.leave(row, keep=False)
         best, shared = None, 0
         for memory in [*self._kept, *self._live.values()]:
-            common = _common(memory.tokens, tokens)
+            common = common_prefix(memory.tokens, tokens)
             usable = bisect_left(memory.places, min(common - 1, start))
             if usable > shared:
                 best, shared = memory, usable
@@ -120,11 +120,3 @@ class Memories:
         """Drop the texts of rows that have ended."""
         while self._kept:
             self.slots.close(self._kept.pop().slot)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens two sequences share."""
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
-        return size
-    return next(index for index in range(size) if one[index] != other[index])
