@@ -247,6 +247,9 @@ def test_fault_14_vocabularies_compare_by_their_bytes(tmp_path, tiny):
     padded = open_model(write_gguf(tmp_path / "padded.gguf", tokens=[*vocabulary(), "[PAD272]", "[PAD273]"]))
     assert padded.tokenizer().fingerprint() == tiny.fingerprint()
     assert (padded.config.vocab_size, padded.config.token_count) == (len(vocabulary()) + 2, len(vocabulary()))
+    description = tokenizer_json()
+    description["model"]["vocab"] |= {f"[PAD{index}]": index for index in (272, 273)}  # a copy of such a file
+    assert rewrite(tmp_path / "hf", **description).fingerprint() == tiny.fingerprint()
     swapped = vocabulary()
     swapped[10], swapped[11] = swapped[11], swapped[10]
     other = open_model(write_gguf(tmp_path / "other.gguf", tokens=swapped)).tokenizer()

@@ -158,11 +158,11 @@ def _parts_from_folder(
     library.encode_special_tokens = True  # control tokens are found by Tokenizer, not by the library
     added = {entry["id"]: entry for entry in description.get("added_tokens") or ()}
     texts = [""] * vocabulary.token_count
-    for text, index in library.get_vocab(with_added_tokens=False).items():
-        texts[index] = text
-    for index, entry in added.items():
-        if index < len(texts):
-            texts[index] = entry["content"]
+    known = {index: text for text, index in library.get_vocab(with_added_tokens=False).items()}
+    known |= {index: entry["content"] for index, entry in added.items()}
+    for index, text in known.items():
+        if index < len(texts):  # what comes after the last real token is padding
+            texts[index] = text
     control = {index: entry for index, entry in added.items() if entry.get("special")}
     return TokenizerParts(
         encode=_plain(library, _without_prefix(description)),
