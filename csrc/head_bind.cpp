@@ -66,14 +66,63 @@ class PyHead {
     check(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "rope tables differ in shape");
     check(2 * cos.shape(1) == static_cast<size_t>(shape_.head_dim), "rope tables have the wrong width");
     const Turn turn(busy_);
+    check(!begun_, "a pass that was begun has not been finished");
     cos_ = cos, sin_ = sin;
     head_->set_rope(cos_.data(), sin_.data());
   }
 
+  ~PyHead() {
+    if (begun_) slip::Pool::instance().finish(begun_->aside);
+  }
+
+  using Arrays = std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>;
+  using Results = std::tuple<Out, Out, Out>;
+
   // parents: of the older rows first; the other arrays are of the new rows.
-  void forward(const std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>& arrays, const Matrix& given, bool fresh, bool store,
-               const Ids& wanted, const std::tuple<Out, Out, Out>& results) {
+  void forward(const Arrays& arrays, const Matrix& given, bool fresh, bool store, const Ids& wanted,
+               const Results& results) {
     const Turn turn(busy_);
+    check(!begun_, "a pass that was begun has not been finished");
+    const slip::HeadPass pass = checked(arrays, given, fresh, store, wanted, results);
+    const slip::WithoutGil release;
+    head_->forward(pass);
+  }
+
+  // The same, left to an idle thread until `finish`.
+  void start(const Arrays& arrays, const Matrix& given, bool fresh, bool store, const Ids& wanted,
+             const Results& results) {
+    const Turn turn(busy_);
+    check(!begun_, "a pass that was begun has not been finished");
+    const slip::HeadPass pass = checked(arrays, given, fresh, store, wanted, results);
+    begun_.emplace(arrays, given, wanted, results);
+    begun_->aside.work = [this, pass] { head_->forward(pass); };
+    slip::Pool::instance().start(begun_->aside);
+  }
+
+  void finish() {
+    const Turn turn(busy_);
+    check(begun_.has_value(), "no pass was begun");
+    {
+      const slip::WithoutGil release;
+      slip::Pool::instance().finish(begun_->aside);
+    }
+    begun_.reset();
+  }
+
+ private:
+  // What a pass that goes on without its caller works on.
+  struct Begun {
+    Begun(const Arrays& arrays, const Matrix& given, const Ids& wanted, const Results& results)
+        : arrays(arrays), given(given), wanted(wanted), results(results) {}
+    Arrays arrays;
+    Matrix given;
+    Ids wanted;
+    Results results;
+    slip::Pool::Aside aside;
+  };
+
+  slip::HeadPass checked(const Arrays& arrays, const Matrix& given, bool fresh, bool store, const Ids& wanted,
+                         const Results& results) const {
     const auto& [tokens, parents, depths, first, prefix, tables] = arrays;
     const auto& [hidden, normed, logits] = results;
     const size_t rows = tokens.shape(0), sequences = prefix.shape(0), count = wanted.shape(0);
@@ -94,13 +143,10 @@ class PyHead {
                               depths.data(), first.data(), prefix.data(), tables.data(),
                               static_cast<int64_t>(tables.shape(1))};
     check_pass(pass, older, store);
-    const slip::HeadPass all{pass, given.data(), fresh, store, older, static_cast<int>(count), wanted.data(),
-                             hidden.data(), normed.data(), logits.data()};
-    const slip::WithoutGil release;
-    head_->forward(all);
+    return {pass, given.data(), fresh, store, older, static_cast<int>(count), wanted.data(),
+            hidden.data(), normed.data(), logits.data()};
   }
 
- private:
   // Everything that becomes an address.
   void check_pass(const slip::PassRows& p, int older, bool store) const {
     check(p.first[0] == 0 && p.first[p.sequences] == p.rows, "sequences do not cover the rows of the pass");
@@ -135,6 +181,7 @@ class PyHead {
   Out pool_;
   Matrix cos_, sin_;
   std::optional<slip::Head> head_;
+  std::optional<Begun> begun_;
 };
 
 }  // namespace
@@ -145,5 +192,8 @@ void bind_head(nb::module_& m) {
            nb::arg("pool"))
       .def("rope", &PyHead::rope, nb::arg("cos"), nb::arg("sin"))
       .def("forward", &PyHead::forward, nb::arg("arrays"), nb::arg("given"), nb::arg("fresh"), nb::arg("store"),
-           nb::arg("wanted"), nb::arg("results"));
+           nb::arg("wanted"), nb::arg("results"))
+      .def("start", &PyHead::start, nb::arg("arrays"), nb::arg("given"), nb::arg("fresh"), nb::arg("store"),
+           nb::arg("wanted"), nb::arg("results"))
+      .def("finish", &PyHead::finish);
 }

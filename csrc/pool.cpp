@@ -64,6 +64,15 @@ constexpr uint64_t tasks_of(uint64_t word) { return word >> kBits & kField; }
 constexpr uint64_t next_of(uint64_t word) { return word & kField; }
 bool has_work(uint64_t word) { return next_of(word) < tasks_of(word); }
 
+// What others do ends soon: a short spin, then the core is given away.
+template <class F> void wait_until(F&& ended) {
+  for (int round = 0; !ended(); round++) {
+    if (round < 2000) relax();
+    else if (round < 2200) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 }  // namespace
 
 FpScope::FpScope() : saved_(read_mode()) {
@@ -86,6 +95,7 @@ struct alignas(64) Pool::Impl {
   std::atomic<int> sleepers{0};
   std::atomic<bool> stop{false};
   std::atomic<bool> busy{false};
+  std::atomic<Aside*> aside{nullptr};  // work that nobody has begun
   std::vector<std::thread> workers;
   uint32_t fork_epoch = fork_count.load();
 
@@ -107,23 +117,34 @@ struct alignas(64) Pool::Impl {
     }
   }
 
+  bool anything() const { return has_work(claim.load()) || aside.load() != nullptr; }
+
+  void work_aside() {
+    if (aside.load(std::memory_order_relaxed) == nullptr) return;
+    if (Aside* mine = aside.exchange(nullptr)) {
+      mine->work();
+      mine->done.store(true, std::memory_order_release);
+    }
+  }
+
   void worker() {
     write_mode(kMode);
     while (!stop.load(std::memory_order_relaxed)) {
       work();
+      work_aside();
       const auto deadline = std::chrono::steady_clock::now() + kSpin;
       bool found = false;
       do {
         for (int i = 0; i < 32 && !found; i++) {
           relax();
-          found = has_work(claim.load(std::memory_order_relaxed));
+          found = anything();
         }
       } while (!found && std::chrono::steady_clock::now() < deadline);
       if (found) continue;
       const uint32_t seen = wake.load();
       sleepers.fetch_add(1);
-      // Sequentially consistent against publish(): either it sees this sleeper or this sees its job.
-      if (!has_work(claim.load()) && !stop.load()) wake.wait(seen);
+      // Sequentially consistent against run() and start(): either they see this sleeper or this sees their work.
+      if (!anything() && !stop.load()) wake.wait(seen);
       sleepers.fetch_sub(1);
     }
   }
@@ -205,13 +226,29 @@ void Pool::run(int64_t n, Task task, void* self) {
   impl.claim.store(make_word(impl.generation, tasks));
   impl.wake_all();
   impl.work();
-  // Others hold the last ranges: a short spin, then give the core away.
-  for (int round = 0; impl.done.load(std::memory_order_acquire) != tasks; round++) {
-    if (round < 2000) relax();
-    else if (round < 2200) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
+  wait_until([&] { return impl.done.load(std::memory_order_acquire) == tasks; });  // others hold the last ranges
   impl.busy.store(false, std::memory_order_release);
+}
+
+void Pool::start(Aside& aside) {
+  Impl& impl = *impl_.load();
+  Aside* none = nullptr;
+  aside.done.store(false, std::memory_order_relaxed);
+  const bool left = impl.threads.load() > 1 && impl.aside.compare_exchange_strong(none, &aside);
+  aside.pool = left ? &impl : nullptr;
+  if (left) impl.wake_all();
+}
+
+void Pool::finish(Aside& aside) {
+  Impl* impl = impl_.load();
+  Aside* mine = &aside;
+  const FpScope mode;
+  // In the child of a fork whoever took it stayed behind: it is done again from the beginning.
+  if (aside.pool != impl || impl->aside.compare_exchange_strong(mine, nullptr)) return aside.work();
+  wait_until([&] {
+    impl->work();  // its own jobs
+    return aside.done.load(std::memory_order_acquire);
+  });
 }
 
 namespace {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 
 namespace slip {
@@ -32,6 +33,17 @@ class Pool {
   int threads() const;
   // Takes effect at the next job. 1 <= n <= 256.
   void set_threads(int n);
+
+  // Work that an idle thread may do while the caller goes on. It must not throw and must outlive `finish`.
+  struct Aside {
+    std::function<void()> work;
+    std::atomic<bool> done{false};
+    const void* pool = nullptr;  // where it lies for others to take, null when nowhere
+  };
+  // Leaves work for an idle thread; where there is none it waits for `finish`.
+  void start(Aside& aside);
+  // Returns when the work is done: by an idle thread with this one's help, or here and now when none has begun.
+  void finish(Aside& aside);
 
   // Runs fn(begin, end) over ranges that cover [0, n) exactly once, on several threads; returns when all are done.
   // fn must not throw. When the pool is busy with another caller's job (or fn itself calls parallel_for) the

@@ -37,16 +37,22 @@ class Bed:
         width = self.weights.features * self.weights.feature
         return np.random.default_rng(seed).standard_normal((rows, width), np.float32)
 
-    def run(self, tokens, parents, given, first=None, prefix=(0,), wanted=None, sequences=(0,), **how):
-        rows = Pass(
+    def rows(self, tokens, parents, first=None, prefix=(0,), sequences=(0,)):
+        return Pass(
             tokens=np.asarray(tokens, np.int32),
             parents=np.asarray(parents, np.int32),
             first=np.asarray(first or [0, len(tokens)], np.int32),
             prefix=np.asarray(prefix, np.int32),
             tables=self.tables[list(sequences)],
         )
+
+    def run(self, tokens, parents, given, *, fresh, store, wanted=None, **how):
         wanted = np.arange(len(tokens)) if wanted is None else wanted
-        return self.head.forward(rows, given, how["fresh"], how["store"], np.asarray(wanted, np.int32))
+        rows = self.rows(tokens, parents, **how)
+        return self.head.forward(rows, given, fresh, store, np.asarray(wanted, np.int32))
+
+    def start(self, tokens, parents, given, wanted, **how):
+        self.head.start(self.rows(tokens, parents, **how), given, np.asarray(wanted, np.int32))
 
     def draft(self, length=40, rest=3):
         """A text in two parts, then a tree of two levels below it; all that was made."""
@@ -60,6 +66,13 @@ class Bed:
         two = self.run([5, 6], [-1, -1, -1, 0, 2], one.hidden[[0, 2]], prefix=[length], fresh=False, store=False)
         three = self.run([3], [-1, -1, -1, 0, 2, 4], two.hidden[1:], prefix=[length], fresh=False, store=False)
         return [top, one, two, three]
+
+
+@pytest.fixture
+def threads_of_before():
+    before = native_beds.core().threads()
+    yield
+    native_beds.core().set_threads(before)
 
 
 def bits(made):
@@ -99,6 +112,34 @@ def test_drafts_do_not_depend_on_the_batch(name):
         store=False,
     )  # fmt: skip
     assert native_beds.same_bits(later.logits, pair.logits[1:])
+
+
+@pytest.mark.parametrize("make", [None, ReferenceHead])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_pass_left_to_an_idle_thread_gives_the_same(make, threads, threads_of_before):
+    native_beds.core().set_threads(threads)
+    at_once, aside = Bed("eagle3-ours", make), Bed("eagle3-ours", make)
+    tokens, features = native_beds.tokens(60), at_once.features(60)
+    for begin in range(0, 60, 3):
+        part, given = tokens[begin : begin + 3], features[begin : begin + 3]
+        made = at_once.run(part, [-1, 0, 1], given, prefix=[begin], wanted=[2], fresh=True, store=True)
+        aside.start(part, [-1, 0, 1], given, prefix=[begin], wanted=[2])
+        native_beds.core().exp(given[0], np.empty_like(given[0]))  # the caller goes on
+        assert equal([made], [aside.head.finish()])
+    assert native_beds.same_bits(at_once.pool.data, aside.pool.data)
+
+
+def test_nothing_else_is_asked_of_a_head_until_what_was_begun_is_finished():
+    bed = Bed("eagle3")
+    bed.start([1], [-1], bed.features(1), wanted=[0])
+    for wrong in (bed.start, lambda *args, **how: bed.run(*args, fresh=True, store=True, **how)):
+        with pytest.raises(ValueError, match="not been finished"):
+            wrong([2], [-1], bed.features(1), wanted=[0])
+    assert bed.head.finish().logits.shape[0] == 1
+    with pytest.raises(ValueError, match="no pass was begun"):
+        bed.head.finish()
+    bed.start([2], [-1], bed.features(1), prefix=[1], wanted=[0])
+    del bed  # a head that goes waits for its thread
 
 
 def test_planted_siblings_that_see_each_other_are_seen():

@@ -66,7 +66,8 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     target.commit([seen.verdict.path for seen in observations])
     clock.lap("pass")
     speculating = [seen for seen in observations if seen.row.speculate]
-    for drafter in parts.drafters if speculating else ():
+    # The last one first: a head, which then computes ahead while the others learn.
+    for drafter in reversed(parts.drafters) if speculating else ():
         drafter.observe(speculating)
     controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")

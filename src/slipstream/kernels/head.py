@@ -39,6 +39,15 @@ class EagleHead(Protocol):
         later passes may have them as ancestors, until a pass that names no older rows.
         """
 
+    def start(self, rows: Pass, given: NDArray[np.float32], wanted: NDArray[np.int32]) -> None:
+        """Begin a pass over fresh features that are stored; an idle thread goes on with it.
+
+        Until `finish` nothing else may be asked, and the sequences' blocks are not to be touched.
+        """
+
+    def finish(self) -> Made:
+        """The results of the pass that was begun."""
+
 
 class CompiledHead:
     """The head of the compiled core; see `EagleHead`."""
@@ -57,11 +66,26 @@ class CompiledHead:
         self, rows: Pass, given: NDArray[np.float32], fresh: bool, store: bool, wanted: NDArray[np.int32]
     ) -> Made:
         """Run the pass; see `EagleHead.forward`."""
-        count, hidden = len(wanted), self._shape.hidden
-        made = tuple(np.empty((count, width), np.float32) for width in (hidden, hidden, self._shape.vocab))
-        arrays = (rows.tokens, rows.parents, rows.depths, rows.first, rows.prefix, rows.tables)
+        arrays, made = self._arrays(rows, len(wanted))
         self._core.forward(arrays, given, fresh, store, wanted, made)
         return Made(*made)
+
+    def start(self, rows: Pass, given: NDArray[np.float32], wanted: NDArray[np.int32]) -> None:
+        """Begin a pass; see `EagleHead.start`."""
+        arrays, made = self._arrays(rows, len(wanted))
+        self._core.start(arrays, given, True, True, wanted, made)
+        self._begun = Made(*made)
+
+    def finish(self) -> Made:
+        """The results of the pass that was begun."""
+        self._core.finish()
+        return self._begun
+
+    def _arrays(self, rows: Pass, count: int) -> tuple[Any, Any]:
+        """What the core takes of a pass, and room for the results of so many rows."""
+        widths = (self._shape.hidden, self._shape.hidden, self._shape.vocab)
+        made = tuple(np.empty((count, width), np.float32) for width in widths)
+        return (rows.tokens, rows.parents, rows.depths, rows.first, rows.prefix, rows.tables), made
 
 
 def make_eagle_head(weights: HeadWeights, pool: NDArray[np.float32]) -> EagleHead:

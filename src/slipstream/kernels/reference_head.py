@@ -50,6 +50,14 @@ class ReferenceHead:
                 logits = logits + linear(unpack_rows(w.markov_in, rows.tokens[wanted]), w.markov_out)
         return Made(hidden, seen, logits)
 
+    def start(self, rows: Pass, given: Floats, wanted: NDArray[np.int32]) -> None:
+        """The whole pass at once; see `EagleHead.start`."""
+        self._begun = self.forward(rows, given, True, True, wanted)
+
+    def finish(self) -> Made:
+        """The results of the pass that was begun."""
+        return self._begun
+
     def _features(self, given: Floats) -> Floats:
         w = self.weights
         if w.feature_norm is None:

@@ -74,11 +74,16 @@ class Eagle(HeadDrafter):
         self._head = make_eagle_head(weights, self.memories.pool.data)
         self._head.rope(self._rope.cos, self._rope.sin)
         self._rows: dict[int, _Row] = {}
+        self._asked: set[int] = set()
+        """Rows asked for in the last step."""
+        self._begun: list[tuple[_Row, int]] = []
+        """Rows whose results are on their way, and the length of each."""
         self.weights_bytes = head.nbytes
         self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
 
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """Part of a prompt: its features wait until the head is asked, or are too many to wait."""
+        self._settle()
         memory = self.memories.get(row.id)
         if memory is None or memory.next != start:
             memory = self.memories.join(row.id, row.tokens, start)
@@ -87,12 +92,15 @@ class Eagle(HeadDrafter):
 
     def begin(self, row: Row) -> None:
         """A row joins, with the features of its prompt, with those of others' or with none."""
+        self._settle()
         if self.memories.get(row.id) is None:
             self.memories.join(row.id, row.tokens, len(row.tokens) - 1)
         self._rows[row.id] = _Row(*self._own_tokens(row))
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One tree per row; empty for rows of which no feature is known."""
+        self._settle()
+        self._asked = {row.id for row in rows}
         offers = [Offers(self.name) for _ in rows]
         most = self.config.drafts or MOST_DEPTH
         plans = []
@@ -111,7 +119,11 @@ class Eagle(HeadDrafter):
         return offers
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Features of the committed tokens wait for the next draft; those of the head's own guesses are gone."""
+        """Features of the committed tokens wait for the next draft; those of the head's own guesses are gone.
+
+        Rows asked for in this step will be in the next one: their first level is begun, an idle thread goes on with it.
+        """
+        self._settle()
         for seen in observations:
             memory = self.memories.get(seen.row.id)
             if memory is not None and seen.features is not None and seen.verdict.tokens:
@@ -119,9 +131,11 @@ class Eagle(HeadDrafter):
                 start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
                 memory.add(start, np.asarray(seen.features[kept], np.float32))
                 self._read(memory, over=READ_ROWS)
+        self._begin([seen.row for seen in observations if seen.row.id in self._asked])
 
     def end(self, row: Row) -> None:
         """The row leaves; what was read of it stays for prompts that begin alike."""
+        self._settle()
         self._rows.pop(row.id, None)
         memory = self.memories.get(row.id)
         if memory is not None:
@@ -130,6 +144,7 @@ class Eagle(HeadDrafter):
 
     def forget(self) -> None:
         """Drop the texts of earlier rows."""
+        self._settle()
         self.memories.forget()
 
     def _own_tokens(self, row: Row) -> tuple[NDArray[np.int32], Packed | None]:
@@ -150,25 +165,46 @@ class Eagle(HeadDrafter):
 
     def _top(self, plans: Sequence[_Plan]) -> list[tuple[_Plan, Made]]:
         """What follows the anchor of each row, from the features of the token before it."""
-        reading = [plan for plan in plans if plan.memory.unread and plan.memory.next == len(plan.tree.row.tokens) - 1]
-        for plan in reading:
-            self._read(plan.memory, over=READ_IN_PASS)
+        reading = [(plan.tree.row, plan.memory, plan.own) for plan in plans if _complete(plan.tree.row, plan.memory)]
+        for _, memory, _ in reading:
+            self._read(memory, over=READ_IN_PASS)
         if reading:
-            made = self._pass([(plan.memory, plan.memory.unread) for plan in reading], last=True)
-            for index, plan in enumerate(reading):
-                at = slice(index, index + 1)
-                plan.own.top = Made(made.hidden[at], made.normed[at], made.logits[at])
-                plan.own.length = len(plan.tree.row.tokens)
+            made = self._pass([(memory, memory.unread) for _, memory, _ in reading], last=True)
+            _keep(made, [(own, len(row.tokens)) for row, _, own in reading])
         known = [plan for plan in plans if plan.own.length == len(plan.tree.row.tokens)]
         return [(plan, plan.own.top) for plan in known if plan.own.top is not None]
 
+    def _begin(self, rows: Sequence[Row]) -> None:
+        """Begin the first level of rows that have little to read."""
+        parts = []
+        for row in rows:
+            memory, own = self.memories.get(row.id), self._rows.get(row.id)
+            if memory is not None and own is not None and _complete(row, memory) and memory.unread <= READ_IN_PASS:
+                parts.append((memory, memory.unread))
+                self._begun.append((own, len(row.tokens)))
+        if parts:
+            self._head.start(*self._reading(parts))
+
+    def _settle(self) -> None:
+        """Keep the results of what was begun; until then nothing may touch the head or its cache."""
+        if self._begun:
+            begun, self._begun = self._begun, []
+            _keep(self._head.finish(), begun)
+
     def _pass(self, parts: Sequence[tuple[Memory, int]], last: bool) -> Made:
         """Read so many waiting features of each text into its cache; results of the last one of each, if asked for."""
+        rows, features, wanted = self._reading(parts)
+        return self._head.forward(rows, features, True, True, wanted if last else wanted[:0])
+
+    def _reading(
+        self, parts: Sequence[tuple[Memory, int]]
+    ) -> tuple[Pass, NDArray[np.float32], NDArray[np.int32]]:
+        """A pass that reads so many waiting features of each text: rows, features, the last row of each."""
         slots = self.memories.slots
         tokens: list[int] = []
         given, parents, first = [], [], [0]
         prefix = [len(memory.places) for memory, _ in parts]
-        end = max(before + count for before, (_, count) in zip(prefix, parts, strict=True))
+        self._reach(max(before + count for before, (_, count) in zip(prefix, parts, strict=True)))
         for memory, count in parts:
             slots.reserve(memory.slot, len(memory.places) + count)
             features, following = memory.take(count)
@@ -176,13 +212,9 @@ class Eagle(HeadDrafter):
             parents += [-1, *range(len(tokens), len(tokens) + count - 1)]
             tokens += following
             first.append(len(tokens))
-        wanted = np.asarray(first[1:], np.int32) - 1 if last else np.zeros(0, np.int32)
-        rows = self._rows_of(tokens, parents, first, prefix, [memory.slot for memory, _ in parts])
-        features = given[0] if len(given) == 1 else np.concatenate(given)
-        made = self._forward(rows, end, features, True, wanted)
-        for memory, count in parts:
             slots.grow(memory.slot, count)
-        return made
+        rows = self._rows_of(tokens, parents, first, prefix, [memory.slot for memory, _ in parts])
+        return rows, given[0] if len(given) == 1 else np.concatenate(given), rows.first[1:] - 1
 
     def _expand(self, expanding: Sequence[tuple[_Plan, list[int]]], older: list[int]) -> None:
         """One level: the children of these nodes. older: parents of all rows kept aside so far, which it extends."""
@@ -204,18 +236,16 @@ class Eagle(HeadDrafter):
         states = np.empty((len(given), self.config.hidden), np.float32)
         for place, state in enumerate(given):
             states[place] = state
-        made = self._forward(rows, end, states, False, np.arange(len(tokens), dtype=np.int32))
+        self._reach(end)
+        made = self._head.forward(rows, states, False, False, np.arange(len(tokens), dtype=np.int32))
         for index, (plan, nodes) in enumerate(expanding):
             plan.tree.level = []
             self._add(plan, nodes, made, first[index])
 
-    def _forward(
-        self, rows: Pass, end: int, given: NDArray[np.float32], fresh: bool, wanted: NDArray[np.int32]
-    ) -> Made:
-        """One pass of the head. end: one more than the highest position of any row."""
+    def _reach(self, end: int) -> None:
+        """Have rotary tables for the positions before `end`."""
         if self._rope.ensure(end):
             self._head.rope(self._rope.cos, self._rope.sin)
-        return self._head.forward(rows, given, fresh, fresh, wanted)
 
     def _add(self, plan: _Plan, nodes: Sequence[int], made: Made, first: int) -> None:
         """Children of the nodes of a level, from what the head said after them: rows of `made` from `first` on."""
@@ -242,3 +272,15 @@ class Eagle(HeadDrafter):
             prefix=np.asarray(prefix, np.int32),
             tables=tables[of[0] : of[0] + 1] if len(of) == 1 else tables[of],
         )
+
+
+def _complete(row: Row, memory: Memory) -> bool:
+    """Whether features wait, and they are all that come before the row's anchor."""
+    return bool(memory.waiting) and memory.next == len(row.tokens) - 1
+
+
+def _keep(made: Made, rows: Sequence[tuple[_Row, int]]) -> None:
+    """Give each row its own result, for the text of this length."""
+    for index, (own, length) in enumerate(rows):
+        at = slice(index, index + 1)
+        own.top, own.length = Made(made.hidden[at], made.normed[at], made.logits[at]), length
