@@ -196,9 +196,7 @@ class Eagle(HeadDrafter):
         rows, features, wanted = self._reading(parts)
         return self._head.forward(rows, features, True, True, wanted if last else wanted[:0])
 
-    def _reading(
-        self, parts: Sequence[tuple[Memory, int]]
-    ) -> tuple[Pass, NDArray[np.float32], NDArray[np.int32]]:
+    def _reading(self, parts: Sequence[tuple[Memory, int]]) -> tuple[Pass, NDArray[np.float32], NDArray[np.int32]]:
         """A pass that reads so many waiting features of each text: rows, features, the last row of each."""
         slots = self.memories.slots
         tokens: list[int] = []
