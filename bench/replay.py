@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paired
 from numpy.typing import NDArray
 
+from slipstream.bench import paired
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import StepCost
 from slipstream.control.merge import Ranked

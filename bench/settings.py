@@ -61,15 +61,15 @@ class Runs:
 
     def ask(self, prompts: Prompts, params: Params) -> tuple[list[list[int]], float, float]:
         """Answers, seconds of decoding per token, tokens per pass."""
-        self.engine.forget()
-        for drafter in self.drafters:
-            drafter.forget()
         started = time.perf_counter()
         results = self.engine.run([self.engine.add(prompt, params) for prompt in prompts])
         spent = time.perf_counter() - started - sum(result.timing.prefill_s for result in results)
         outputs = [result.outputs[0] for result in results]
         counts = [len(output.token_ids) for output in outputs]
         stats = total([output.speculation for output in outputs], counts)
+        self.engine.forget()  # the next setting needs the slots, and begins as cold
+        for drafter in self.drafters:
+            drafter.forget()
         return [output.token_ids for output in outputs], spent / sum(counts), stats.tokens_per_pass
 
 
