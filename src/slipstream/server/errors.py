@@ -49,10 +49,12 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def dumps(value: Any) -> bytes:
     """Compact JSON in UTF-8; what UTF-8 cannot hold (lone surrogates) as JSON's own escapes. Raises on NaN."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "backslashreplace")
+    return _JSON.encode(value).encode("utf-8", "backslashreplace")
 
 
 def from_ours(error: SlipstreamError, fields: Sequence[str] = ()) -> ApiError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from slipstream.server.errors import ApiError
 if TYPE_CHECKING:
     from slipstream.engine.request import Request
     from slipstream.engine.worker import Worker
+    from slipstream.server.courier import Courier
     from slipstream.server.metrics import Meter
 
 
@@ -30,6 +31,33 @@ class Part:
     logprobs: list[TokenLogprob] | None = None
 
 
+def joined(parts: Sequence[Part], by_source: bool) -> list[Part]:
+    """The same news in few parts: one per answer or, by source, one per run of tokens of the same origin."""
+    runs: list[list[Part]] = []
+    open_runs: dict[int, list[Part]] = {}
+    for part in parts:
+        run = open_runs.get(part.index)
+        if run is not None and not (by_source and run[-1].piece.sources[:1] != part.piece.sources[:1]):
+            run.append(part)
+        else:
+            open_runs[part.index] = run = [part]
+            runs.append(run)
+    return [run[0] if len(run) == 1 else _one(run) for run in runs]
+
+
+def _one(run: Sequence[Part]) -> Part:
+    pieces = [part.piece for part in run]
+    piece = Piece(
+        pieces[0].index,
+        "".join(each.text for each in pieces),
+        [token for each in pieces for token in each.token_ids],
+        pieces[-1].finish_reason,
+        [source for each in pieces for source in each.sources],
+    )
+    known = [part.logprobs for part in run if part.logprobs is not None]
+    return Part(run[0].index, piece, [entry for logprobs in known for entry in logprobs] if known else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """How the prompts of a request are to be answered. deadline_s: counted from the request's arrival."""
@@ -40,20 +68,25 @@ class Task:
     stream: bool = False
 
 
+News = list[Part] | ApiError | None
+"""What is new of a prompt's answers, why all of them have failed, or that they have ended."""
+
+
 class Job:
     """Prompts in work. `submit` runs in any thread, the rest on the event loop that made the job.
 
     Raises ApiError: what cannot be queued from `submit`, what fails later from `parts` or `finish`.
     """
 
-    def __init__(self, worker: Worker, task: Task, meter: Meter) -> None:
+    def __init__(self, worker: Worker, task: Task, meter: Meter, courier: Courier) -> None:
         self.task = task
         self.requests: list[Request] = []
         self.arrived = time.monotonic()
         self.first_at: float | None = None
-        self._worker, self._meter = worker, meter
-        self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[list[Part] | ApiError | None] = asyncio.Queue()
+        self._worker, self._meter, self._courier = worker, meter, courier
+        self._news: deque[News] = deque()
+        self._came = asyncio.Event()
+        """Set when there are news."""
         self._open = 0
         self._left = 0
         self.settled = asyncio.Event()
@@ -91,15 +124,16 @@ class Job:
             raise
 
     def _hear(self, place: int, request: Request, pieces: Sequence[Piece] | None) -> None:
-        """In the worker's thread: pass on what is new."""
+        """In the worker's thread: pass on what is new; nobody waits for the first tokens longer than necessary."""
         if pieces is None:
-            self._post(None)
+            self._post(None, urgent=True)
             return
-        if self.first_at is None and any(piece.token_ids for piece in pieces):
+        first = self.first_at is None and any(piece.token_ids for piece in pieces)
+        if first:
             self.first_at = time.monotonic()
             self._meter.first_token(self.first_at - self.arrived)
         if self.task.stream:
-            self._post([self._part(place, request, piece) for piece in pieces])
+            self._post([self._part(place, request, piece) for piece in pieces], urgent=first)
 
     def _part(self, place: int, request: Request, piece: Piece) -> Part:
         index = place * self.task.params.n + piece.index
@@ -108,32 +142,47 @@ class Job:
         known = request.answers[piece.index].logprobs
         return Part(index, piece, None if known is None else known[begin:end])
 
-    def _post(self, news: list[Part] | ApiError | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended with the server
-            self._loop.call_soon_threadsafe(self._take, news)
+    def _post(self, news: News, *, urgent: bool) -> None:
+        self._courier.post(lambda: self._take(news), urgent=urgent)
 
-    def _take(self, news: list[Part] | ApiError | None) -> None:
+    def _take(self, news: News) -> None:
         """On the event loop."""
         self._left = 0 if isinstance(news, ApiError) else self._left - (news is None)
         if self._left == 0:
             self.settled.set()
-        self._news.put_nowait(news)
+        self._news.append(news)
+        self._came.set()
 
     def fail(self, error: ApiError) -> None:
         """End the job with this error, from any thread: the worker cannot go on."""
-        self._post(error)
+        self._post(error, urgent=True)
 
     async def parts(self) -> AsyncIterator[list[Part]]:
-        """What is new, step by step, until every answer has ended. Raises ApiError as soon as an answer fails."""
+        """All that is new, again and again, until every answer has ended. Raises ApiError when an answer has failed."""
         while self._open:
-            news = await self._news.get()
+            await self._came.wait()
+            self._came.clear()
+            found: list[Part] = []
+            failure = self._gather(found)
+            if found:
+                yield found
+            if failure is not None:
+                raise failure
+
+    def _gather(self, found: list[Part]) -> ApiError | None:
+        """Add what is new to `found`, up to the first failure, which is returned."""
+        while self._news:
+            news = self._news.popleft()
             if isinstance(news, ApiError):
-                raise news
-            if news is None:
-                self._open -= 1
-                self._check()
-            else:
-                yield news
+                return news
+            if news is not None:
+                found += news
+                continue
+            self._open -= 1
+            failure = self._failure()
+            if failure is not None:
+                return failure
+        return None
 
     async def finish(self) -> list[RequestOutput]:
         """Wait for the end; the results in the order of the prompts. Raises ApiError when an answer failed."""
@@ -145,17 +194,18 @@ class Job:
         """What has been generated."""
         return [request.result() for request in self.requests]
 
-    def _check(self) -> None:
-        for request in self.requests:
-            for answer in request.answers:
-                reason = answer.finish_reason
-                if reason is None or reason in ENDED_WELL:
-                    continue
-                if reason == DEADLINE:
-                    raise ApiError(504, f"the answer took longer than the deadline of {self.task.deadline_s:g} s")
-                if reason == CANCELLED:
-                    raise ApiError(503, "the request was cancelled: the server shuts down", code="draining")
-                raise ApiError(500, f"the answer could not go on: {answer.stop_reason}")
+    def _failure(self) -> ApiError | None:
+        """What to tell of an answer that could not come to its end."""
+        for answer in (answer for request in self.requests for answer in request.answers):
+            reason = answer.finish_reason
+            if reason is None or reason in ENDED_WELL:
+                continue
+            if reason == DEADLINE:
+                return ApiError(504, f"the answer took longer than the deadline of {self.task.deadline_s:g} s")
+            if reason == CANCELLED:
+                return ApiError(503, "the request was cancelled: the server shuts down", code="draining")
+            return ApiError(500, f"the answer could not go on: {answer.stop_reason}")
+        return None
 
     def cancel(self) -> None:
         """Let go of what still runs; its memory is free after the present step."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from slipstream.server.errors import ApiError, dumps
-from slipstream.server.job import Job
+from slipstream.server.job import Job, joined
 from slipstream.server.wire import Json, Writer
 
 DONE = b"data: [DONE]\n\n"
@@ -87,7 +87,8 @@ class Answer(Response):
 
         try:
             async for parts in self._job.parts():
-                await write(chunk for part in parts for chunk in self._writer.chunks(part))
+                found = joined(parts, by_source=bool(self._writer.request.include_sources))
+                await write(chunk for part in found for chunk in self._writer.chunks(part))
             await write(self._writer.closing(self._job.results()), last=True)
         except ApiError as error:
             if not begun:

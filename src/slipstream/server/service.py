@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipstream.server.courier import Courier
 from slipstream.server.errors import ApiError
 from slipstream.server.job import Job, Task
 from slipstream.server.logs import event
@@ -83,6 +84,7 @@ class Service:
         self.failure: BaseException | None = None
         self.jobs: set[Job] = set()
         self._served: Served | None = None
+        self._courier: Courier | None = None
         self._draining = False
 
     @property
@@ -133,7 +135,8 @@ class Service:
     async def start(self, task: Task, prompts: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Job:
         """Queue the prompts of a request. Raises what is wrong with them; nothing is queued then."""
         served = self.served
-        job = Job(served.worker, task, self.meter)
+        self._courier = self._courier or Courier(asyncio.get_running_loop())
+        job = Job(served.worker, task, self.meter, self._courier)
 
         def submit() -> None:
             encoded = [served.encode(prompt, variables) for prompt in prompts]
