@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import httpx
 import beds
 from slipstream import LLM, ModelError, SamplingParams, build
 from slipstream.cli.serve import served
+from slipstream.models.registry import ensure
 from slipstream.server.app import make_app
 from slipstream.server.run import Server, bind, configure
 from slipstream.server.service import Served, Service, Settings
@@ -112,6 +115,48 @@ def running(llm: LLM, worker: dict[str, Any] | None = None, **settings: Any) -> 
         yield made
     finally:
         made.stop()
+
+
+class Process:
+    """A server of its own; `lines` is what it has logged."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "slipstream", "serve", "smollm2", "--port", "0", *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines: list[dict] = []
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+        wait_for(lambda: self.said("listening"), 60)
+        self.url = f"http://127.0.0.1:{self.said('listening')[0]['port']}"
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line))
+
+    def said(self, event: str) -> list[dict]:
+        return [line for line in self.lines if line["event"] == event]
+
+    def ready(self) -> Process:
+        wait_for(lambda: httpx.get(f"{self.url}/health", trust_env=False).status_code == 200, 60)
+        return self
+
+    def end(self, seconds: float = 30) -> int:
+        code = self.process.wait(seconds)
+        self.reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def process(*words: str) -> Iterator[Process]:
+    ensure("smollm2", quiet=True)
+    made = Process(*words)
+    try:
+        yield made.ready()
+    finally:
+        made.process.kill()
+        made.end()
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,7 +15,6 @@ import pytest
 
 import serve_beds as sb
 from slipstream.cli import main
-from slipstream.models.registry import ensure
 
 pytest.importorskip("fastapi", reason="the server needs the extra `serve`")
 pytestmark = pytest.mark.model
@@ -27,50 +22,8 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "serving.md"
 STORY = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
 
 
-class Process:
-    """A server of its own; `lines` is what it has logged."""
-
-    def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "slipstream", "serve", "smollm2", "--port", "0", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.lines: list[dict] = []
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-        sb.wait_for(lambda: self.said("listening"), 60)
-        self.url = f"http://127.0.0.1:{self.said('listening')[0]['port']}"
-
-    def _read(self) -> None:
-        for line in self.process.stderr:
-            self.lines.append(json.loads(line))
-
-    def said(self, event: str) -> list[dict]:
-        return [line for line in self.lines if line["event"] == event]
-
-    def ready(self) -> Process:
-        sb.wait_for(lambda: httpx.get(f"{self.url}/health", trust_env=False).status_code == 200, 60)
-        return self
-
-    def end(self, seconds: float = 30) -> int:
-        code = self.process.wait(seconds)
-        self.reader.join()
-        self.process.stdout.close()
-        self.process.stderr.close()
-        return code
-
-
-@contextmanager
-def process(*words: str) -> Iterator[Process]:
-    ensure("smollm2", quiet=True)
-    made = Process(*words)
-    try:
-        yield made.ready()
-    finally:
-        made.process.kill()
-        made.end()
-
-
 def test_sigterm_lets_a_stream_end():
-    with process() as server, httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with sb.process() as server, httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         with client.stream("POST", "/v1/completions", json={**STORY, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
@@ -84,7 +37,7 @@ def test_sigterm_lets_a_stream_end():
 
 def test_a_second_sigterm_does_not_wait():
     endless = {**STORY, "max_tokens": 4000, "stream": True}
-    with process() as server, httpx.stream("POST", f"{server.url}/v1/completions", json=endless) as response:
+    with sb.process() as server, httpx.stream("POST", f"{server.url}/v1/completions", json=endless) as response:
         next(response.iter_lines())
         server.process.send_signal(signal.SIGTERM)
         sb.wait_for(lambda: server.said("draining"))
@@ -95,9 +48,9 @@ def test_a_second_sigterm_does_not_wait():
 
 
 def test_where_it_listens(capsys):
-    with process("--host", "0.0.0.0") as server:
+    with sb.process("--host", "0.0.0.0") as server:
         assert "no --api-key" in server.said("warning")[0]["message"]
-    with process("--host", "0.0.0.0", "--api-key", "x") as server:
+    with sb.process("--host", "0.0.0.0", "--api-key", "x") as server:
         assert not server.said("warning")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for host, port in (("127.0.0.1", taken.getsockname()[1]), ("256.1.1.1", 0)):
@@ -126,7 +79,7 @@ def test_without_the_extra_its_name_is_said(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def server():
-    with process("--admin-key", "admin-secret") as made:
+    with sb.process("--admin-key", "admin-secret") as made:
         yield made
 
 

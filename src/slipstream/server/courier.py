@@ -7,8 +7,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-GATHER_S = 1 / 60
-"""Seconds for which news are gathered while more keep coming, as often as screens show something new. Every awakening
+GATHER_S = 0.025
+"""Seconds for which news are gathered while more keep coming; readers do not see the difference. Every awakening
 of the event loop takes time from the engine, whose threads use all cores."""
 
 
