@@ -10,6 +10,7 @@ import head_beds
 import native_beds
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Limit, Observation, Row
+from slipstream.drafters.heads.cache import LOOK_BACK
 from slipstream.drafters.heads.eagle import Eagle
 from slipstream.drafters.heads.medusa import Medusa, grow
 from slipstream.drafters.heads.parts import parts_of
@@ -76,9 +77,25 @@ def test_fault_15_the_cache_of_a_head_holds_the_targets_features(name, fitting):
     text = [*PROMPT, *answer.token_ids]
     assert memory.places == list(range(len(text) - 1))
     fresh, row = drafter_of(head), row_of(text)
-    joined(fresh, row, layers)
+    fresh.propose([joined(fresh, row, layers)], [Limit(1, 1)])
     fresh.end(row)
     assert np.array_equal(entries(drafter, memory), entries(fresh, fresh.memories._kept[-1]))
+
+
+def test_a_head_reads_the_end_of_a_prompt_and_nothing_before_it_is_asked(fitting):
+    drafter, row = drafter_of(fitting), row_of(native_beds.tokens(3 * LOOK_BACK))
+    memory = drafter.memories.get(joined(drafter, row).id)
+    assert memory.places == []
+    first = len(row.tokens) - 1 - LOOK_BACK
+    offer = drafter.propose([row], [Limit(4, 2, 2)])[0]
+    assert memory.places == list(range(first, first + LOOK_BACK))
+    assert memory.waiting == []
+    alone = drafter_of(fitting)
+    target = target_of()
+    features = target.prefill(target.open(), row.tokens[:-1])
+    alone.prefilled(row, first, features[first:])  # parts of a prompt, of which the first was in the cache
+    alone.begin(row)
+    assert alone.propose([row], [Limit(4, 2, 2)])[0] == offer
 
 
 def test_planted_features_of_the_wrong_rows_are_seen(fitting):

@@ -1,14 +1,16 @@
 """What a head remembers of texts: keys and values of committed tokens, and features that it has not read yet.
 
-Entry i of a cache holds the features of one token and the token after it. A row whose prefix the target had in its own
-cache has no features for it; the head then goes on from the longest text it remembers, or from nothing. Positions are
-counted by entries: rotary attention sees distances only, and a gap makes guesses worse, never wrong.
+Entry i of a cache holds the features of one token and the token after it. What a head is not asked about it does not
+read: of features that wait the last ones are kept, because what lies far back hardly changes a guess. A row whose prefix the target had in its own
+cache has no features for it either; the head then goes on from the longest text it remembers, or from nothing. Positions
+are counted by entries: rotary attention sees distances only, and a gap makes guesses worse, never wrong.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ from slipstream.targets.slots import common_prefix
 
 SLOTS = 64
 """Texts remembered at once, those of running rows among them."""
+LOOK_BACK = 64
+"""Features that wait at most: the head of SmolLM2 guesses as well after the last 64 tokens of a prompt as after all."""
 KEPT = 4
 """Finished texts that stay for prompts that begin alike."""
 
@@ -41,13 +45,15 @@ class Memory:
         """Tokens whose features wait."""
         return sum(len(part) for part in self.waiting)
 
-    def add(self, start: int, features: NDArray[np.float32]) -> None:
-        """Features of the tokens from `start` on; where there is a gap before it, what waits is kept."""
-        if start != self.next and self.waiting:
+    def add(self, start: int, features: NDArray[np.floating[Any]]) -> None:
+        """Features of the tokens from `start` on; where there is a gap before it, what waits is dropped."""
+        if start != self.next:
             # What waits must be next to `next`: tokens without features between them are rare, and then left out.
             self.waiting = []
-        self.waiting.append(features)
+        self.waiting.append(np.array(features[-LOOK_BACK:], np.float32))
         self.next = start + len(features)
+        while self.unread - len(self.waiting[0]) >= LOOK_BACK:
+            del self.waiting[0]
 
     def take(self, count: int) -> tuple[NDArray[np.float32], list[int]]:
         """The first `count` waiting features [count, width], and the tokens that follow theirs; they become entries."""
@@ -55,7 +61,7 @@ class Memory:
         joined = self.waiting[0] if len(self.waiting) == 1 else np.concatenate(self.waiting)
         self.waiting = [joined[count:]] if count < len(joined) else []
         self.places += range(first, first + count)
-        return np.ascontiguousarray(joined[:count], np.float32), self.tokens[first + 1 : first + 1 + count]
+        return np.ascontiguousarray(joined[:count]), self.tokens[first + 1 : first + 1 + count]
 
 
 class Memories:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 MOST_DEPTH = 8
 """Deepest tree of a head that does not say how deep it was trained."""
-READ_ROWS = 256
-"""Features read in one pass."""
 READ_IN_PASS = 8
 """Features up to this many are read in the first pass of a draft; of more, all but the last before it."""
 MOST_OWN = 1024
@@ -82,13 +80,12 @@ class Eagle(HeadDrafter):
         self.kv_bytes_per_token = 4 * weights.shape.block_floats // BLOCK
 
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
-        """Part of a prompt: its features wait until the head is asked, or are too many to wait."""
+        """Part of a prompt: its last features wait until the head is asked."""
         self._settle()
         memory = self.memories.get(row.id)
         if memory is None or memory.next != start:
             memory = self.memories.join(row.id, row.tokens, start)
-        memory.add(start, np.asarray(features, np.float32))
-        self._read(memory, over=READ_ROWS)
+        memory.add(start, features)
 
     def begin(self, row: Row) -> None:
         """A row joins, with the features of its prompt, with those of others' or with none."""
@@ -129,17 +126,13 @@ class Eagle(HeadDrafter):
             if memory is not None and seen.features is not None and seen.verdict.tokens:
                 kept = [0, *(node + 1 for node in seen.verdict.path)][: len(seen.verdict.tokens)]
                 start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
-                memory.add(start, np.asarray(seen.features[kept], np.float32))
-                self._read(memory, over=READ_ROWS)
+                memory.add(start, seen.features[kept])
         self._begin([seen.row for seen in observations if seen.row.id in self._asked])
 
     def end(self, row: Row) -> None:
         """The row leaves; what was read of it stays for prompts that begin alike."""
         self._settle()
         self._rows.pop(row.id, None)
-        memory = self.memories.get(row.id)
-        if memory is not None:
-            self._read(memory, leave=0)
         self.memories.leave(row.id, keep=True)
 
     def forget(self) -> None:
@@ -157,17 +150,12 @@ class Eagle(HeadDrafter):
         ids = np.asarray(own, np.int32)
         return np.concatenate([self._ids, ids]), self._target.packed_head(ids)
 
-    def _read(self, memory: Memory, over: int = 0, leave: int = 1) -> None:
-        """Read what waits but for the last `leave` tokens, once more than `over` tokens wait."""
-        while over < memory.unread > leave:
-            self._pass([(memory, min(memory.unread - leave, READ_ROWS))], last=False)
-            over = 0
-
     def _top(self, plans: Sequence[_Plan]) -> list[tuple[_Plan, Made]]:
         """What follows the anchor of each row, from the features of the token before it."""
         reading = [(plan.tree.row, plan.memory, plan.own) for plan in plans if _complete(plan.tree.row, plan.memory)]
         for _, memory, _ in reading:
-            self._read(memory, over=READ_IN_PASS)
+            if memory.unread > READ_IN_PASS:
+                self._pass([(memory, memory.unread - 1)], last=False)
         if reading:
             made = self._pass([(memory, memory.unread) for _, memory, _ in reading], last=True)
             _keep(made, [(own, len(row.tokens)) for row, _, own in reading])
