@@ -1,10 +1,10 @@
 """What a head remembers of texts: keys and values of committed tokens, and features that it has not read yet.
 
 Entry i of a cache holds the features of one token and the token after it. What a head is not asked about it does not
-read: of features that wait only the last are kept, because what lies far back hardly changes a guess. A row whose prefix
-the target had in its own cache has no features for it either; the head then goes on from the longest text it remembers,
-or from nothing. Positions are counted by entries: rotary attention sees distances only, and a gap makes guesses worse,
-never wrong.
+read: of features that wait only the last are kept, because what lies far back hardly changes a guess. A row whose
+prefix the target had in its own cache has no features for it either; the head then goes on from the longest text it
+remembers, or from nothing. Positions are counted by entries: rotary attention sees distances only, and a gap makes
+guesses worse, never wrong.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Eagle(HeadDrafter):
         self._head.rope(self._rope.cos, self._rope.sin)
         self._rows: dict[int, _Row] = {}
         self._asked: set[int] = set()
-        """Rows asked for in the last step."""
+        """Rows asked for in this step."""
         self._begun: list[tuple[_Row, int]] = []
         """Rows whose results are on their way, and the length of each."""
         self.weights_bytes = head.nbytes
@@ -127,7 +127,8 @@ class Eagle(HeadDrafter):
                 kept = [0, *(node + 1 for node in seen.verdict.path)][: len(seen.verdict.tokens)]
                 start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
                 memory.add(start, seen.features[kept])
-        self._begin([seen.row for seen in observations if seen.row.id in self._asked])
+        asked, self._asked = self._asked, set()
+        self._begin([seen.row for seen in observations if seen.row.id in asked])
 
     def end(self, row: Row) -> None:
         """The row leaves; what was read of it stays for prompts that begin alike."""
