@@ -64,7 +64,7 @@ class Eagle(HeadDrafter):
 
     def __init__(self, head: Head, target: TargetParts, vocab_size: int, max_context: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size
-        weights = eagle_weights(head, target)
+        weights = eagle_weights(head, target, compact=True)
         self.memories = Memories(weights.shape.block_floats, max_context)
         self._target, self._ids = target, head.ids
         self._drafted = frozenset(head.ids.tolist()) | target.padding
@@ -149,7 +149,7 @@ class Eagle(HeadDrafter):
         if not own:
             return self._ids, None
         ids = np.asarray(own, np.int32)
-        return np.concatenate([self._ids, ids]), self._target.packed_head(ids)
+        return np.concatenate([self._ids, ids]), self._target.packed_head(ids, compact=True)
 
     def _top(self, plans: Sequence[_Plan]) -> list[tuple[_Plan, Made]]:
         """What follows the anchor of each row, from the features of the token before it."""

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from slipstream.models.heads.head import Head
 
 
-def eagle_weights(head: Head, target: TargetParts) -> HeadWeights:
-    """Packed weights of an EAGLE head, which fits its target. Matrices keep the type they are stored in."""
+def eagle_weights(head: Head, target: TargetParts, compact: bool = False) -> HeadWeights:
+    """Packed weights of an EAGLE head, which fits its target. Matrices keep the type they are stored in.
+
+    compact: but for rows of the target's LM head, as `TargetParts.packed_head` says.
+    """
     config = head.config
     optional = _Optional(head)
     norm, eps = optional.vector("feature_norm.weight"), config.eps
@@ -40,7 +43,7 @@ def eagle_weights(head: Head, target: TargetParts) -> HeadWeights:
         features=len(config.feature_layers) or (3 if config.kind == "eagle3" else 1),
         feature_eps=eps,
         embedding=packed(head.tensors["embed_tokens.weight"]) if config.own_embedding else target.packed_embedding(),
-        head=target.packed_head(head.ids) if config.frozen_head else packed(head.tensors["lm_head.weight"]),
+        head=target.packed_head(head.ids, compact) if config.frozen_head else packed(head.tensors["lm_head.weight"]),
         fc=packed(head.tensors["fc.weight"]),
         layers=[_layer(optional, layer) for layer in range(config.layers)],
         norm=optional.vector("norm.weight"),
