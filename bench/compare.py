@@ -66,7 +66,6 @@ class Engine:
 
     def ask(self, setting: str, messages: list[dict[str, str]], limit: int) -> dict[str, Any]:
         assert self.process.stdin is not None
-        time.sleep(PAUSE_S)
         self.process.stdin.write(json.dumps({"setting": setting, "messages": messages, "max_tokens": limit}) + "\n")
         self.process.stdin.flush()
         return self._read()
@@ -80,10 +79,16 @@ class Engine:
 
 
 def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    """The processor, with family and model, because servers hide its full name, and the widest vectors it has."""
+    known: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        key, _, value = line.partition(":")
+        known.setdefault(key.strip(), value.strip())
+    if "model name" not in known:
+        return platform.processor() or platform.machine()
+    flags = known.get("flags", "").split()
+    vectors = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
+    return f"{known['model name']} (family {known.get('cpu family')}, model {known.get('model')}, {vectors})"
 
 
 class Comparison:
@@ -140,6 +145,7 @@ class Comparison:
 
     def _run(self, name: str, setting: str, row: dict[str, Any]) -> Run:
         engine = next(engine for engine in self.engines if engine.name == name)
+        time.sleep(PAUSE_S)
         first = engine.ask(setting, row["messages"], 1)["seconds"]
         answer = engine.ask(setting, row["messages"], self.args.max_tokens)
         return {"prefill_s": first, "total_s": answer["seconds"], "tokens": answer["tokens"], "text": answer["text"]}
