@@ -197,6 +197,25 @@ def test_batches_stop_drafting_when_rows_are_dear():
     assert speed > 0.93
 
 
+def crowd_speed():
+    """32 rows, and a drafter whose hits, had they cost nothing, would hardly pay for their rows in the pass."""
+    return World([Guesser("g", 0.3, 0.0002, belief=0.3)], flat, rows=32).run(Adaptive(), 400)
+
+
+def test_fault_25_hits_here_and_there_do_not_pay_for_asking_a_whole_batch():
+    assert crowd_speed() > 0.97
+
+
+def test_planted_probes_paid_by_every_row_are_seen(monkeypatch):
+    def every_row(self, observations):
+        for seen in observations:
+            for name, surprise in self.merger.learn(seen.row, seen.verdict.tokens):
+                self.sources[name].refund(surprise)
+
+    monkeypatch.setattr(Adaptive, "_refund", every_row)
+    assert crowd_speed() < 0.9
+
+
 def test_initial_costs_are_used_before_anything_is_measured():
     dear = {1: 0.01, 2: 0.0185, 17: 1.0}
     cheap = {1: 0.01, 2: 0.0101, 17: 0.0102}

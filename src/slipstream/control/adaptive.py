@@ -140,9 +140,16 @@ class Adaptive:
             if not source.free and name not in self._now:
                 source.pass_time(cost.pass_s)
         if self._asking:
-            for seen in observations:
-                for name, surprise in self.merger.learn(seen.row, seen.verdict.tokens):
-                    self.sources[name].refund(surprise)
+            self._refund(observations)
+
+    def _refund(self, observations: Sequence[Observation]) -> None:
+        """Give back of a probe's price what its success was worth: a row's surprise pays for that row, not for all."""
+        surprises: dict[str, list[float]] = {}
+        for seen in observations:
+            for name, surprise in self.merger.learn(seen.row, seen.verdict.tokens):
+                surprises.setdefault(name, []).append(surprise)
+        for name, of_rows in surprises.items():
+            self.sources[name].refund(sum(of_rows) / len(of_rows))
 
     def end(self, row: Row) -> None:
         """The row leaves."""
