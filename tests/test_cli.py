@@ -118,6 +118,8 @@ def test_json_holds_what_programs_need(capsys):
         (["generate", "x", "--file", "y"], "only one of them"),
         (["generate", "--file", "/nowhere/prompt.txt"], "cannot read /nowhere/prompt.txt"),
         (["generate", "x", "--raw", "--system", "y"], "--system needs a chat template"),
+        (["chat", "one", "--model", "two"], "two models are named, one and --model two"),
+        (["serve", "one", "-m", "two"], "two models are named, one and --model two"),
         (["generate", "x", "--max-tokens", "-4"], "max_tokens is -4"),
         (["teleport"], "teleport"),
         (["pull"], "name"),

@@ -32,8 +32,8 @@ HELP = """/stats  what speculation did, in the last answer and in all of them
 @o.shared(o.SAMPLING, o.SPECULATION, o.LOADING, max_tokens=1024)
 def chat(
     context: typer.Context,
-    model: o.Named = "",
-    model_option: o.Model = o.DEFAULT_MODEL,
+    model: o.MaybeNamed = None,
+    model_option: o.MaybeModel = None,
     system: o.System = None,
     color_drafts: Annotated[
         bool, typer.Option("--color-drafts", help="Show tokens that were drafted and accepted in another colour.")
@@ -44,7 +44,7 @@ def chat(
 ) -> None:
     """Talk with a model. /help lists the commands inside."""
     params = o.sampling_params(context.params)
-    with o.load({**context.params, "model": model or model_option}) as llm:
+    with o.load({**context.params, "model": o.named_model(model, model_option)}) as llm:
         session = Session(llm, params, system, speculation=not no_speculation, color=color_drafts)
         session.quiet = quiet
         session.run()

@@ -23,6 +23,10 @@ Group = Mapping[str, tuple[Any, Any]]
 
 Named = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+MaybeNamed = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} {DEFAULT_MODEL} if not given.", show_default=False)
+]
+MaybeModel = Annotated[str | None, typer.Option("--model", "-m", help="MODEL, as `generate` takes it.")]
 System = Annotated[str | None, typer.Option("--system", help="System message put before the conversation.")]
 MaxBatch = Annotated[int, typer.Option("--max-batch", help="Answers decoded side by side at most.")]
 MaxNodes = Annotated[int, typer.Option("--max-nodes", help="Draft nodes per pass at most; 0 is plain decoding.")]
@@ -120,6 +124,13 @@ def bias(text: str) -> tuple[int, float]:
         return int(token), float(value)
     except ValueError:
         raise InputError(f"--logit-bias is {text!r}; write it as ID=VALUE, for example 42=-100") from None
+
+
+def named_model(argument: str | None, option: str | None) -> str:
+    """The model of a command that takes it either way. Raises InputError for two of them."""
+    if argument and option and argument != option:
+        raise InputError(f"two models are named, {argument} and --model {option}; name one")
+    return argument or option or DEFAULT_MODEL
 
 
 def load(options: Mapping[str, Any]) -> LLM:

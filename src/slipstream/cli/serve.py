@@ -25,7 +25,8 @@ INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serv
 @o.shared(o.SPECULATION, o.LOADING)
 def serve(
     context: typer.Context,
-    model: o.Named = o.DEFAULT_MODEL,
+    model: o.MaybeNamed = None,
+    model_option: o.MaybeModel = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="Name that clients use; MODEL if not given.")] = None,
@@ -64,7 +65,7 @@ def serve(
     **options: Any,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's interface."""
-    return run(context.params)
+    return run({**context.params, "model": o.named_model(model, model_option)})
 
 
 def run(options: Mapping[str, Any]) -> int:
