@@ -1,12 +1,14 @@
 """Servers on the same rows and the same weights, interleaved in one run: tokens per second at a given concurrency.
 
-    python bench/serve_peers.py --rows rows.jsonl --out bench/results/serve \\
+    python bench/serve_peers.py --rows rows.jsonl --out serve \\
         'slipstream=.venv/bin/slipstream serve MODEL --port {port}' \\
-        'vllm=/path/venv/bin/vllm serve MODEL --port {port} --dtype float32 --max-model-len 2048'
+        'vllm=env VLLM_CPU_KVCACHE_SPACE=2 /path/bin/vllm serve MODEL --port {port} --dtype float32'
 
 Each server is started once and asked as `slipstream bench serve` asks, all greedy. They take turns, in rotating order;
-whoever is not asked is stopped (SIGSTOP), so that an idle one that spins takes nothing. The first round warms up and is
-not counted. The first server named is compared with each of the others by the median of paired ratios.
+whoever is not asked is stopped (SIGSTOP), so that an idle one that spins takes nothing. The rows are dealt to the
+rounds, every category alike, so that no server ever sees a row twice: what caches and drafters keep of answers does
+not help. The first round warms up and is not counted. The first server named is compared with each of the others by
+the median of paired ratios. Logs of the servers go to a new temporary directory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ import shlex
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections import defaultdict
+from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,8 @@ import httpx
 from slipstream.bench import paired
 from slipstream.bench.load import Load
 from slipstream.bench.load_report import summary
-from slipstream.cli.bench import read_rows, run_load
+from slipstream.bench.settings import machine
+from slipstream.cli.bench import run_load
 
 START_S = 900
 """Seconds that a server may take to be ready; some compile first."""
@@ -37,15 +44,16 @@ PAUSE_S = 0.5
 class Server:
     """One server in a process group of its own."""
 
-    def __init__(self, spec: str) -> None:
-        self.name, _, command = spec.partition("=")
+    def __init__(self, spec: str, logs: Path) -> None:
+        self.name, _, self.command = spec.partition("=")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self.log = Path(f"/tmp/serve_peers_{self.name}.log").open("w")  # noqa: SIM115  open to the end
-        words = shlex.split(command.replace("{port}", str(port)))
+        self.log = (logs / f"{self.name}.log").open("w")
+        words = shlex.split(self.command.replace("{port}", str(port)))
         self.process = subprocess.Popen(words, stdout=self.log, stderr=self.log, start_new_session=True)
         self._wait()
+        self.version_found = self._version()
 
     def _wait(self) -> None:
         limit = time.monotonic() + START_S
@@ -58,6 +66,14 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > limit:
                 raise SystemExit(f"{self.name} did not start; see {self.log.name}")
             time.sleep(1)
+
+    def _version(self) -> str:
+        """What the server calls itself: vLLM has a path for it, others name it with their answers."""
+        found = httpx.get(f"{self.url}/version", timeout=60)
+        if found.status_code == 200:
+            return str(found.json()["version"])
+        body = {"prompt": "Hello", "max_tokens": 1}
+        return str(httpx.post(f"{self.url}/v1/completions", json=body, timeout=60).json().get("system_fingerprint"))
 
     def signal(self, number: int) -> None:
         os.killpg(self.process.pid, number)
@@ -72,8 +88,21 @@ class Server:
         self.log.close()
 
 
+def deal(path: Path, rounds: int, size: int) -> list[list[Any]]:
+    """Conversations for so many rounds, none in two of them, all categories in each as far as they go."""
+    categories = defaultdict(list)
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["turns"][0]}]
+        categories[row.get("category")].append(messages)
+    order = [row for rows in zip_longest(*categories.values()) for row in rows if row is not None]
+    if len(order) < rounds * size:
+        raise SystemExit(f"{path} has {len(order)} rows; {rounds} rounds of {size} need {rounds * size}")
+    return [order[number * size : (number + 1) * size] for number in range(rounds)]
+
+
 def measure(server: Server, rows: list[Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One round over all rows."""
+    """One round over its rows."""
     server.signal(signal.SIGCONT)
     time.sleep(PAUSE_S)
     load = Load(f"{server.url}/v1", rows, len(rows), options.concurrency, max_tokens=options.max_tokens)
@@ -108,33 +137,53 @@ def speed_of(found: list[dict[str, Any]]) -> list[float]:
     return [each["tokens_per_second"] for each in found]
 
 
+def save(servers: list[Server], rounds: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+    """Every number, and what it was measured on and with, beside the table."""
+    first = next(iter(rounds))
+    ratios = {name: paired.paired(speed_of(rounds[first]), speed_of(found)) for name, found in rounds.items()}
+    whole = {
+        "machine": machine(),
+        "date": date.today().isoformat(),
+        "versions": {server.name: server.version_found for server in servers},
+        "commands": {server.name: server.command for server in servers},
+        "concurrency": options.concurrency,
+        "max_tokens": options.max_tokens,
+        "rows_per_round": options.limit,
+        "ratios": {name: values for name, values in ratios.items() if name != first},
+        "rounds": rounds,
+    }
+    options.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(report(rounds, options))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", metavar="NAME=COMMAND")
-    parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--limit", type=int, default=32)
+    parser.add_argument("--rows", type=Path, required=True, help="lines with messages or turns, and a category")
+    parser.add_argument("--limit", type=int, default=24, help="rows of a round")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    rows = read_rows(options.rows, options.limit)
+    dealt = deal(options.rows, options.repeats + 1, options.limit)
+    logs = Path(tempfile.mkdtemp(prefix="serve_peers_"))
+    print(f"logs: {logs}", flush=True)
     servers: list[Server] = []
     rounds: dict[str, list[dict[str, Any]]] = {}
     try:
         for spec in options.servers:
-            servers.append(Server(spec))
+            servers.append(Server(spec, logs))
             servers[-1].signal(signal.SIGSTOP)
-        for number in range(options.repeats + 1):
-            order = servers[number % len(servers) :] + servers[: number % len(servers)]
-            for server in order:
+        for number, rows in enumerate(dealt):
+            turn = number % len(servers)
+            for server in servers[turn:] + servers[:turn]:
                 found = measure(server, rows, options)
                 if number:
                     rounds.setdefault(server.name, []).append(found)
                 print(f"round {number} {server.name}: {found['tokens_per_second']:.1f} tokens/s", flush=True)
         rounds = {server.name: rounds[server.name] for server in servers}
-        options.out.with_suffix(".json").write_text(json.dumps(rounds, indent=1))
-        options.out.with_suffix(".md").write_text(report(rounds, options))
+        save(servers, rounds, options)
         print(report(rounds, options))
     finally:
         for server in servers:
