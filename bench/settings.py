@@ -5,7 +5,7 @@
         --rows humaneval.jsonl --limit 8
     python bench/settings.py smollm2 plain auto --random-tokens 8 --temperature 1.5
 
-A setting is a value of --draft ("model" stands for the one of --draft-model) under the adaptive controller; with @N
+A setting is a value of --draft ("auto" with the head that comes with the package, "model" stands for the one of --draft-model) under the adaptive controller; with @N
 behind it always N nodes in a chain, with @Nt in a tree. All settings share one loaded target and one measurement of
 its passes, run on the same row one after the other in changing order from cold caches, and must give the same tokens.
 Times are those of decoding: the whole call but for reading prompts. Ratios are paired within a repeat of a row.
@@ -18,20 +18,20 @@ import json
 import random
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream import LLM, SamplingParams
 from slipstream.bench import paired
-from slipstream.build import load_target, open_named
+from slipstream.build import load_target, open_named, with_shipped_head
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.base import Controller
 from slipstream.control.fixed import Fixed
 from slipstream.control.measure import START_CONTEXT, START_ROWS, fastest
 from slipstream.core.params import SamplingParams as Params
 from slipstream.core.stats import total
-from slipstream.drafters import Materials, build, parse
+from slipstream.drafters import build, parse
 from slipstream.engine.engine import Engine
 from slipstream.targets.base import Target
 from slipstream.verify import make_verifier
@@ -77,7 +77,11 @@ class Bench:
     """One loaded model and an engine per setting."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.llm = LLM(args.model, "none", max_batch=args.concurrent, max_context=args.max_context)
+        words = [word for name in args.settings for word in name.partition("@")[0].split(",")]
+        heads = [word for word in words if word == "auto" or word.startswith("head:")]
+        # The target hands out what a head reads.
+        draft = heads[0] if heads else "none"
+        self.llm = LLM(args.model, draft, max_batch=args.concurrent, max_context=args.max_context)
         self.args, self._drafts = args, dict[str, Target]()
         self._costs = fastest(self.llm.target, START_ROWS, 9, START_CONTEXT, 5.0)
         print("pass by rows, ms:", {size: round(1e3 * seconds, 2) for size, seconds in self._costs.items()}, flush=True)
@@ -86,8 +90,9 @@ class Bench:
     def _runs(self, name: str) -> Runs:
         words, _, nodes = name.partition("@")
         draft = "none" if words == "plain" else words.replace("model", f"model:{self.args.draft_model}")
-        given = Materials(self.llm.target.vocab_size, self._load, tokenizer=self.llm.tokenizer)
-        drafters = build(parse(draft), given)
+        built = self.llm._built
+        specs = with_shipped_head(draft, parse(draft), built.file, built.runtime)
+        drafters = build(specs, replace(built.materials, load_model=self._load))
         adaptive = Adaptive(self.args.max_nodes)
         adaptive.start_from(self._costs)
         controller: Controller = adaptive

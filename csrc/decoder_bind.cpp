@@ -36,8 +36,7 @@ class PyDecoder {
   }
 
   void rope(const Matrix& cos, const Matrix& sin) {
-    check(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "rope tables differ in shape");
-    check(2 * cos.shape(1) == static_cast<size_t>(shape_.head_dim), "rope tables have the wrong width");
+    check_rope(cos, sin, shape_);
     const Turn turn(busy_);
     cos_ = cos, sin_ = sin;
     decoder_->set_rope(cos_.data(), sin_.data());

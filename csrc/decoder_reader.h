@@ -89,6 +89,11 @@ inline slip::LayerWeights read_layer(Reader& reader, const nb::dict& d, const sl
   return w;
 }
 
+inline void check_rope(const Matrix& cos, const Matrix& sin, const slip::DecoderShape& s) {
+  check(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "rope tables differ in shape");
+  check(2 * cos.shape(1) == static_cast<size_t>(s.head_dim), "rope tables have the wrong width");
+}
+
 // A decoder's memory serves one call at a time; a second thread gets an error instead of another's numbers.
 class Turn {
  public:

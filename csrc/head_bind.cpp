@@ -54,6 +54,9 @@ slip::HeadWeights read_head(Reader& reader, const nb::dict& shape, const nb::dic
 
 class PyHead {
  public:
+  using Arrays = std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>;
+  using Results = std::tuple<Out, Out, Out>;
+
   PyHead(const nb::dict& shape, const nb::dict& weights, const Out& pool) : pool_(pool) {
     Reader reader(kept_);
     slip::HeadWeights w = read_head(reader, shape, weights);
@@ -61,22 +64,17 @@ class PyHead {
     check(pool.shape(1) == shape_.block_floats(), "the KV pool has blocks of another size");
     head_.emplace(std::move(w), pool.data());
   }
+  ~PyHead() {
+    if (begun_) slip::Pool::instance().finish(begun_->aside);
+  }
 
   void rope(const Matrix& cos, const Matrix& sin) {
-    check(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "rope tables differ in shape");
-    check(2 * cos.shape(1) == static_cast<size_t>(shape_.head_dim), "rope tables have the wrong width");
+    check_rope(cos, sin, shape_);
     const Turn turn(busy_);
     check(!begun_, "a pass that was begun has not been finished");
     cos_ = cos, sin_ = sin;
     head_->set_rope(cos_.data(), sin_.data());
   }
-
-  ~PyHead() {
-    if (begun_) slip::Pool::instance().finish(begun_->aside);
-  }
-
-  using Arrays = std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>;
-  using Results = std::tuple<Out, Out, Out>;
 
   // parents: of the older rows first; the other arrays are of the new rows.
   void forward(const Arrays& arrays, const Matrix& given, bool fresh, bool store, const Ids& wanted,
