@@ -5,10 +5,11 @@
         --rows humaneval.jsonl --limit 8
     python bench/settings.py smollm2 plain auto --random-tokens 8 --temperature 1.5
 
-A setting is a value of --draft ("auto" with the head that comes with the package, "model" stands for the one of --draft-model) under the adaptive controller; with @N
-behind it always N nodes in a chain, with @Nt in a tree. All settings share one loaded target and one measurement of
-its passes, run on the same row one after the other in changing order from cold caches, and must give the same tokens.
-Times are those of decoding: the whole call but for reading prompts. Ratios are paired within a repeat of a row.
+A setting is a value of --draft ("auto" with the head that comes with the package, "model" for the one of --draft-model)
+under the adaptive controller; with @N behind it always N nodes in a chain, with @Nt in a tree. All settings share one
+loaded target and one measurement of its passes, run on the same row one after the other in changing order from cold
+caches, and must give the same tokens. Times are those of decoding: the whole call but for reading prompts. Ratios are
+paired within a repeat of a row.
 """
 
 from __future__ import annotations
