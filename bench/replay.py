@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from slipstream.bench import paired
 from slipstream.control.adaptive import Adaptive
+from slipstream.control.asking import Rest
 from slipstream.control.base import StepCost
 from slipstream.control.merge import Ranked
 from slipstream.core.params import SamplingParams
@@ -66,8 +67,8 @@ class Optimum(Adaptive):
 
     truth: Sequence[int] = ()
 
-    def _all_cheap(self) -> bool:
-        return False  # no row rests
+    def _rest(self, row: Row) -> Rest:
+        return Rest()  # no row rests
 
     def _best(
         self, trees: Sequence[Ranked], limits: Sequence[Limit], drafting: float

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 
@@ -126,6 +127,12 @@ void gumbel(uint64_t key, const Ids& ids, const Out& out) {
   for (size_t i = 0; i < ids.shape(0); i++) out.data()[i] = slip::gumbel_of(key, static_cast<uint64_t>(ids.data()[i]));
 }
 
+std::vector<uint64_t> keys(uint64_t seed, uint64_t begin, size_t count, uint64_t stream) {
+  std::vector<uint64_t> found;
+  for (size_t i = 0; i < count; i++) found.push_back(slip::noise_key(seed, begin + i, stream));
+  return found;
+}
+
 void uniforms(uint64_t key, const Out& out) {
   const slip::FpScope scope;
   for (size_t i = 0; i < out.shape(0); i++) out.data()[i] = slip::uniform_of(slip::hash_of(key, i));
@@ -134,6 +141,7 @@ void uniforms(uint64_t key, const Out& out) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
+  m.def("keys", &keys, nb::arg("seed"), nb::arg("begin"), nb::arg("count"), nb::arg("stream"));
   m.def("argmax", &argmax, nb::arg("logits"), nb::arg("isa") = "");
   m.def("select", &select_tokens, nb::arg("logits"), nb::arg("ids"), nb::arg("values"), nb::arg("temperature"),
         nb::arg("min_p"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("key"), nb::arg("count"), nb::arg("isa") = "");

@@ -184,23 +184,22 @@ size_t contenders(const double* z, size_t begin, size_t end, uint64_t key, doubl
   return found;
 }
 
-// Blocks whose maximum does not reach the list are skipped, which soon are nearly all.
+inline bool any_above(const float* x, float bar) {
+  constexpr size_t lanes = 16;
+  uint32_t above[lanes] = {};
+  for (size_t i = 0; i < kScoreBlock; i += lanes)
+    for (size_t j = 0; j < lanes; j++) above[j] |= x[i + j] > bar ? 1u : 0u;
+  uint32_t any = 0;
+  for (size_t j = 0; j < lanes; j++) any |= above[j];
+  return any != 0;
+}
+
+// Blocks of which nothing comes into the list are skipped, which soon are nearly all.
 void top(const float* x, size_t n, size_t count, int32_t* ids, float* values) {
   for (size_t i = 0; i < count; i++) ids[i] = -1, values[i] = -__builtin_inff();
   for (size_t i = 0; i < n; i += kScoreBlock) {
     const size_t size = n - i < kScoreBlock ? n - i : kScoreBlock;
-    float peak = -__builtin_inff();
-    if (size == kScoreBlock) {
-      constexpr size_t lanes = 16;
-      float best[lanes];
-      for (size_t j = 0; j < lanes; j++) best[j] = -__builtin_inff();
-      for (size_t k = 0; k < kScoreBlock; k += lanes)
-        for (size_t j = 0; j < lanes; j++) best[j] = x[i + k + j] > best[j] ? x[i + k + j] : best[j];
-      for (size_t j = 0; j < lanes; j++) peak = best[j] > peak ? best[j] : peak;
-    } else {
-      for (size_t j = 0; j < size; j++) peak = x[i + j] > peak ? x[i + j] : peak;
-    }
-    if (!(peak > values[count - 1])) continue;
+    if (size == kScoreBlock && !any_above(x + i, values[count - 1])) continue;
     for (size_t v = i; v < i + size; v++) {
       if (!(x[v] > values[count - 1])) continue;
       size_t place = count - 1;

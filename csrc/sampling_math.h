@@ -32,6 +32,12 @@ inline __attribute__((always_inline)) uint64_t mix64(uint64_t h) {
   return h ^ (h >> 31);
 }
 
+// Key of position (or step) t of one stream; sampling/noise.py says why in stages.
+inline uint64_t noise_key(uint64_t seed, uint64_t t, uint64_t stream) {
+  const uint64_t inner = mix64((mix64(seed + kGolden) ^ stream) + kGolden);
+  return mix64((inner ^ t) + kGolden);
+}
+
 // ((h >> 12) + 0.5) / 2^52, strictly between 0 and 1. The integer becomes a double through the bits of 2^52.
 inline __attribute__((always_inline)) double uniform_of(uint64_t h) {
   const double whole = from_bits((h >> 12) | 0x4330000000000000ull) - 4503599627370496.0;

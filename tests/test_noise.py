@@ -109,7 +109,7 @@ def test_planted_sum_of_seed_and_position_is_seen():
     """A key of seed + t repeats the neighbour's noise one position later."""
 
     def weak(seed, t):
-        return noise.mix((seed + t + 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
+        return reference.mix_number((seed + t + 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
 
     assert weak(7, 50) == weak(8, 49)
     same = reference.uniforms(weak(7, 50), IDS)
@@ -141,3 +141,9 @@ def test_fault_18_choices_and_fresh_seeds_differ():
     assert choice_seed(123, 0) == 123
     assert choice_seed(123, 4) == choice_seed(123, 4)
     assert len({fresh_seed() for _ in range(50)}) == 50
+
+
+def test_compiled_keys_are_those_of_the_reference():
+    for seed, begin, stream in ((0, 0, 0), (7, 50, 0), (2**64 - 1, 2**40, 4)):
+        assert kernels.keys(seed, begin, 5, stream) == [reference.key(seed, begin + i, stream) for i in range(5)]
+        assert noise.key(seed, begin, stream) == reference.key(seed, begin, stream)

@@ -19,7 +19,7 @@ from slipstream.kernels.tree import spread
 
 PASS_SLOPE = 0.03
 """Assumed cost of one more token row in a pass, in passes, until it is measured."""
-LOOK_EVERY = 8
+LOOK_EVERY = 16
 """What hardly changes is looked at this often: the times of cheap drafters, and what may be asked of all of them."""
 VERIFY_CHANGE = 0.25
 """Relative change of the time of verification that is taken up: it is short, and noisier than passes."""
@@ -45,12 +45,12 @@ class Adaptive:
         self.sources: dict[str, Source] = {}
         self._verify = CostCurve(slope=0.0, change=VERIFY_CHANGE)
         self._rests: dict[int, Rest] = {}
-        self._since_plain = 0
-        self._since_look = 0
+        self._steps = self._since_plain = 0
+        self._looks_left = 0
         self._rows = 0
         self._limit = NOTHING
         """What is asked for each row of a batch of `_rows` until the next look."""
-        self._asking = False
+        self._asking = self._cheap = False
         # Rows for which each source was asked, in the step before and in this one.
         self._before: dict[str, set[int]] = {}
         self._now: dict[str, set[int]] = {}
@@ -72,30 +72,25 @@ class Adaptive:
         limit = self._limit
         if not limit.nodes:
             return [NOTHING] * len(rows)
-        cheap = self._all_cheap()
-        limits = [limit if row.speculate and not (cheap and self._rest(row).now()) else NOTHING for row in rows]
+        limits = [limit if row.speculate and not (self._cheap and self._rest(row).now()) else NOTHING for row in rows]
         self._asking = any(one.nodes for one in limits)
         return limits
 
     def _look(self, rows: int) -> None:
         """Settle what is asked of whom; while all drafters are cheap that stays for some steps."""
-        self._since_look += 1
-        known = self._rows == rows and self._since_look < LOOK_EVERY and self.sources and self._limit.nodes
-        if known and all(source.free for source in self.sources.values()):
+        self._looks_left -= 1
+        if self._looks_left > 0 and self._rows == rows:
             return
-        self._since_look, self._rows = 0, rows
+        self._rows = rows
         depths = {name: source.depth_to_ask(self.max_nodes, rows, self.passes) for name, source in self.sources.items()}
+        self._cheap = bool(depths) and all(self.sources[name].free for name, depth in depths.items() if depth)
         worth = self._least_chance(rows) < SURE
         if not worth or (depths and not any(depths.values())):
-            self._limit = NOTHING
+            self._limit, self._looks_left = NOTHING, 0
             return
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         self._limit = Limit(self.max_nodes, depth, self.width, depths, self._floor(rows, depths))
-
-    def _all_cheap(self) -> bool:
-        """Whether all that are asked are too cheap to be judged one by one."""
-        depths = self._limit.depths
-        return bool(self.sources) and all(source.free or not depths.get(name) for name, source in self.sources.items())
+        self._looks_left = LOOK_EVERY if all(source.free for source in self.sources.values()) else 0
 
     def _rest(self, row: Row) -> Rest:
         return self._rests.setdefault(row.id, Rest())
@@ -103,26 +98,29 @@ class Adaptive:
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """The n best nodes over all rows, n by the largest E(n) / T(n)."""
         given = [
-            [offer for offer in of_row if limit.of(offer.source).nodes] if limit.nodes else []
+            [offer for offer in of_row if limit.asks(offer.source)]
             for of_row, limit in zip(offers, limits, strict=True)
         ]
-        names = dict.fromkeys(offer.source for of_row in offers for offer in of_row)
-        for name in names:
-            self.sources.setdefault(name, Source(name))
-        asked = dict.fromkeys(offer.source for of_row in given for offer in of_row)
-        for name in asked:
-            self._now[name] = {row.id for row, of_row in zip(rows, given, strict=True) if of_row}
-        depths = {name: self._saw(name, given, limits) for name in asked if self._books(name)}
+        drafting: dict[str, float] = {}
+        depths: dict[str, int] = {}
+        for name in dict.fromkeys(offer.source for of_row in given for offer in of_row):
+            source = self._source(name)
+            if not source.free:
+                self._now[name] = {row.id for row, of_row in zip(rows, given, strict=True) if of_row}
+            if source.looks(LOOK_EVERY):
+                depths[name] = self._saw(source, given, limits)
+            drafting[name] = source.seconds(depths.get(name, 1))
         trees = [self._tree(row, of_row, keep=True) for row, of_row in zip(rows, given, strict=True)]
-        drafting = {name: self.sources[name].seconds(depths.get(name, 1)) for name in asked}
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
         for row, of_row, count in zip(rows, given, counts, strict=True):
             if of_row:
                 self._rest(row).answered(count > 0)
-        for name in names:
-            if not self.sources[name].free:
-                self._judge(name, (rows, given, limits), drafting, (tokens, seconds, depths.get(name, 0)))
-        drafts = [tree.draft(count) if len(tree) else Draft() for tree, count in zip(trees, counts, strict=True)]
+        for offer in offers[0]:
+            source = self._source(offer.source)
+            if not source.free:
+                found = tokens, seconds, depths.get(source.name, 0)
+                self._judge(source, (rows, given, limits), drafting, found)
+        drafts = [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
         plain = self.passes.at(len(rows)) + self._verify.at(1)
         if plain > 0 and seconds > 0:
             gain = tokens / len(rows) * plain / seconds
@@ -133,21 +131,27 @@ class Adaptive:
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
         """Learn the costs of this step and which offers were right."""
         self.passes.observe(cost.rows, cost.pass_s)
-        self._verify.observe(1, cost.verify_s)
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 1:
+            self._verify.observe(1, cost.verify_s)
         if cost.rows == len(observations):
             self._since_plain = 0
-        for name, source in self.sources.items():
-            if not source.free and name not in self._now:
+        for source in self.sources.values():
+            if not source.free and source.name not in self._now:
                 source.pass_time(cost.pass_s)
         if self._asking:
-            self._refund(observations)
+            self._learn(observations)
 
-    def _refund(self, observations: Sequence[Observation]) -> None:
-        """Give back of a probe's price what its success was worth: a row's surprise pays for that row, not for all."""
+    def _learn(self, observations: Sequence[Observation]) -> None:
+        """Learn which offers were right, and give back of a probe's price what its success was worth.
+
+        A row's surprise pays for that row, not for all.
+        """
         surprises: dict[str, list[float]] = {}
         for seen in observations:
             for name, surprise in self.merger.learn(seen.row, seen.verdict.tokens):
-                surprises.setdefault(name, []).append(surprise)
+                if self.sources[name].probing:
+                    surprises.setdefault(name, []).append(surprise)
         for name, of_rows in surprises.items():
             self.sources[name].refund(sum(of_rows) / len(of_rows))
 
@@ -179,46 +183,44 @@ class Adaptive:
         node = self.passes.at(rows + 1) - plain
         return min(0.5, SLACK * (max(costs) + rows * node) / plain)
 
-    def _books(self, name: str) -> bool:
-        """Whether this answer of a source is looked at closely: booking a cheap one costs as much as asking it."""
-        source = self.sources[name]
-        if not source.free:
-            return True
-        source.asked += 1
-        return source.asked % LOOK_EVERY == 0
+    def _source(self, name: str) -> Source:
+        source = self.sources.get(name)
+        if source is None:
+            source = self.sources[name] = Source(name)
+            self._looks_left = 0
+        return source
 
-    def _saw(self, name: str, given: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> int:
+    def _saw(self, source: Source, given: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> int:
         """Book what one source took and offered; returns the depth of its offers."""
         seconds, paths, asked_depth = 0.0, [], 0
         for of_row, limit in zip(given, limits, strict=True):
             for offer in of_row:
-                if offer.source == name:
+                if offer.source == source.name:
                     seconds += offer.seconds
                     paths.append(self.merger.path(offer))
-                    asked_depth = max(asked_depth, limit.of(name).depth)
+                    asked_depth = max(asked_depth, limit.of(source.name).depth)
         depth = max((len(path) for path in paths), default=0)
         mean = [sum(path[d] for path in paths if d < len(path)) / len(paths) for d in range(depth)]
-        cold = not self._now[name] <= self._before.get(name, set())
-        self.sources[name].saw(seconds, mean, asked_depth, cold)
+        now, before = self._now.get(source.name, set()), self._before.get(source.name, set())
+        source.saw(seconds, mean, asked_depth, cold=not now <= before)
         return depth
 
     def _judge(
         self,
-        name: str,
+        source: Source,
         given: tuple[Sequence[Row], Sequence[Sequence[Offers]], Sequence[Limit]],
         drafting: Mapping[str, float],
         all_of_it: tuple[float, float, int],
     ) -> None:
         """Compare this step with the best one without the source; free sources need no judgement."""
-        source = self.sources[name]
         tokens, seconds, depth = all_of_it
-        own = drafting.get(name)
+        own = drafting.get(source.name)
         if own is None:
             source.judge(False, (0.0, 0.0, 0), (tokens, seconds))
             return
         rows, offers, limits = given
         trees = [
-            self._tree(row, [offer for offer in of_row if offer.source != name])
+            self._tree(row, [offer for offer in of_row if offer.source != source.name])
             for row, of_row in zip(rows, offers, strict=True)
         ]
         _, fewer, faster = self._best(trees, limits, sum(drafting.values()) - own)

@@ -85,6 +85,13 @@ class Source:
         self.free = False
         """Too cheap to be judged."""
 
+    def looks(self, every: int) -> bool:
+        """Whether this answer is looked at closely: booking one of a cheap source costs as much as asking for it."""
+        if not self.free:
+            return True
+        self.asked += 1
+        return self.asked % every == 0
+
     def seconds(self, depth: int) -> float:
         """What asking for an offer of this depth takes; an empty one still takes a look."""
         return self.cost.at(max(depth, 1))
@@ -177,9 +184,8 @@ class Source:
 
     def refund(self, surprise: float) -> None:
         """Give back the price of a probe as far as its success was a surprise: it goes on while there is news."""
-        if self.probing:
-            self.credit += surprise * self.price
-            self.price *= 1.0 - surprise
+        self.credit += surprise * self.price
+        self.price *= 1.0 - surprise
 
     def pass_time(self, seconds: float) -> None:
         """Credit for probes while it is not asked."""

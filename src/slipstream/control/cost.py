@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from slipstream.core.errors import InputError
 
 WINDOW = 15
@@ -23,6 +20,10 @@ LONGEST = 16
 """Times longer than at first, at most."""
 BEYOND = 0.5
 """Part of the rise seen so far that is expected of sizes beyond the largest measured one."""
+WEIGH_EVERY = 3
+"""Once there are some, every so many new times make a new median."""
+SIZES = 17
+"""Sizes of a table at least."""
 CHANGE = 0.03
 """Relative change of a level that makes the table worth rebuilding."""
 
@@ -46,7 +47,7 @@ class CostCurve:
         self._forgotten: dict[int, float] = {}
         self._patience: dict[int, int] = {}
         self._clock = 0
-        self._table: NDArray[np.float64] = np.zeros(0)
+        self._table: list[float] = []
 
     @property
     def known(self) -> bool:
@@ -71,8 +72,10 @@ class CostCurve:
             self._times[size] = deque(maxlen=WINDOW)
             confirmed = seconds >= CONFIRMED * self._forgotten.get(size, float("inf"))
             self._patience[size] = min(2 * self._patience[size], LONGEST) if confirmed else 1
-        self._times[size].append((self._clock, seconds))
-        self._weigh(size)
+        times = self._times[size]
+        times.append((self._clock, seconds))
+        if len(times) < WEIGH_EVERY or self._clock % WEIGH_EVERY == 0:
+            self._weigh(size)
         if self._clock % DOUBTFUL_AFTER == 0:
             self._forget()
 
@@ -81,7 +84,7 @@ class CostCurve:
         level = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         if abs(level - self._level.get(size, 0.0)) > self._change * level:
             self._level[size] = level
-            self._table = np.zeros(0)
+            self._table = []
 
     def _forget(self) -> None:
         for size, times in list(self._times.items()):
@@ -89,7 +92,7 @@ class CostCurve:
             if age >= STALE_AFTER or (len(times) < DOUBTFUL and age >= DOUBTFUL_AFTER):
                 del self._times[size]
                 self._forgotten[size] = self._level.pop(size)
-                self._table = np.zeros(0)
+                self._table = []
                 continue
             while len(times) > 1 and self._clock - times[0][0] >= STALE_AFTER:
                 times.popleft()
@@ -97,52 +100,52 @@ class CostCurve:
 
     def at(self, size: int) -> float:
         """Seconds for one size; 0.0 for size 0 and while nothing is known."""
-        self._ensure(size)
-        return float(self._table[size])
+        return self.table(size)[size]
 
     def table(self, largest: int) -> list[float]:
-        """Seconds of the sizes 0..largest."""
-        self._ensure(largest)
-        seconds: list[float] = self._table[: largest + 1].tolist()
-        return seconds
-
-    def _ensure(self, largest: int) -> None:
+        """Seconds of the sizes 0..largest, and perhaps of further ones; to read only."""
         if len(self._table) <= largest:
-            self._table = self._build(max(largest, 16))
+            self._table = self._build(max(largest, SIZES))
+        return self._table
 
-    def _build(self, largest: int) -> NDArray[np.float64]:
-        table = np.zeros(largest + 1)
-        if not self.known:
-            return table
-        sizes = np.arange(1, largest + 1, dtype=np.float64)
-        shape = self._shape(sizes)
-        if self._times:
-            measured = sorted(self._times)
-            levels = _pooled([(self._level[n], len(self._times[n])) for n in measured])
-            ratios = np.array(levels) / self._shape(np.array(measured, dtype=np.float64))
-            # Between two measured sizes the hopeful assumption is the cost of the lower one: real curves have steps,
-            # and a size believed to be dear would never be tried.
-            below = np.maximum(np.searchsorted(measured, sizes, side="right") - 1, 0)
-            above = np.append(levels, np.inf)[np.searchsorted(measured, sizes, side="left")]
-            shape = np.minimum(shape * ratios[below], above)
-            if len(measured) > 1:
-                # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful
-                # enough to find out that more is free, not so hopeful as to try every size in turn.
-                span = measured[-1] - measured[0]
-                rise = BEYOND * (levels[-1] - levels[0]) / span
-                shape = np.maximum(shape, np.where(sizes > measured[-1], levels[-1] + rise * (sizes - measured[-1]), 0))
-        table[1:] = np.maximum.accumulate(shape)
+    def _build(self, largest: int) -> list[float]:
+        """The table; in plain numbers, because it is made every few steps and right after a pass numpy is slow."""
+        table = [0.0] * (largest + 1)
+        measured = sorted(self._times)
+        levels = _pooled([(self._level[n], len(self._times[n])) for n in measured])
+        # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful enough to
+        # find out that more is free, not so hopeful as to try every size in turn.
+        rise = BEYOND * (levels[-1] - levels[0]) / (measured[-1] - measured[0]) if len(measured) > 1 else 0.0
+        above = 0
+        for size in range(1, largest + 1 if self.known else 0):
+            while above < len(measured) and measured[above] < size:
+                above += 1
+            seconds = self._prior(size)
+            if measured:
+                # Between two measured sizes the hopeful assumption is the cost of the lower one: real curves have
+                # steps, and a size believed to be dear would never be tried.
+                exact = above < len(measured) and measured[above] == size
+                below = above if exact else max(0, above - 1)
+                seconds *= levels[below] / self._prior(measured[below])
+                if above < len(measured):
+                    seconds = min(seconds, levels[above])
+                elif len(measured) > 1:
+                    seconds = max(seconds, levels[-1] + rise * (size - measured[-1]))
+            table[size] = max(seconds, table[size - 1])
         return table
 
-    def _shape(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _prior(self, size: int) -> float:
         """The prior curve, in seconds when initial costs were given, else in units of size 1."""
-        straight = 1.0 + self.slope * (sizes - 1.0)
+        straight = 1.0 + self.slope * (size - 1.0)
         if not self._initial:
             return straight
-        known = np.array(list(self._initial), dtype=np.float64)
-        inside = np.interp(sizes, known, np.array(list(self._initial.values())))
-        result: NDArray[np.float64] = inside * np.maximum(straight / (1.0 + self.slope * (known[-1] - 1.0)), 1.0)
-        return result
+        last, seconds = 0, 0.0
+        for known, cost in self._initial.items():
+            if known >= size:
+                share = (size - last) / (known - last)
+                return cost if not last else seconds + share * (cost - seconds)
+            last, seconds = known, cost
+        return seconds * max(straight / (1.0 + self.slope * (last - 1.0)), 1.0)
 
 
 def _pooled(points: list[tuple[float, int]]) -> list[float]:

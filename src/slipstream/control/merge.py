@@ -101,8 +101,7 @@ def _noise(row: Row, depth: int) -> tuple[list[int], float]:
     """Keys of the noise that decides the next `depth` tokens, and what a unit of it weighs against logits."""
     if row.params.greedy:
         return [], 0.0
-    position = len(row.tokens)
-    return [noise.key(row.seed, position + ahead) for ahead in range(depth)], min(row.params.temperature, 1.0)
+    return noise.keys(row.seed, len(row.tokens), depth), min(row.params.temperature, 1.0)
 
 
 def _whole(offer: Offers) -> Ranked:

@@ -89,7 +89,10 @@ class Speculation:
 
     def of(self, source: str) -> NodeCounts:
         """The nodes of one source."""
-        return self.nodes.setdefault(source, NodeCounts())
+        counts = self.nodes.get(source)
+        if counts is None:
+            counts = self.nodes[source] = NodeCounts()
+        return counts
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the derived rates included."""

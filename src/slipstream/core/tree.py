@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import lt
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InputError
@@ -45,7 +46,10 @@ class Draft:
 
     def child(self, parent: int, token: int) -> int | None:
         """The node below `parent` that carries `token`; None when there is none."""
-        return next((node for node in self.children(parent) if self.tokens[node] == token), None)
+        for node, above in enumerate(self.parents):
+            if above == parent and self.tokens[node] == token:
+                return node
+        return None
 
     def path(self, node: int) -> list[int]:
         """Indices from the first level down to `node` itself; empty for the anchor."""
@@ -73,10 +77,20 @@ class Draft:
 
     def check(self, vocab_size: int) -> None:
         """Raise InputError unless the tree is well-formed for a vocabulary of this size."""
-        if len(self.parents) != len(self.tokens):
-            raise InputError(f"draft has {len(self.tokens)} tokens but {len(self.parents)} parents")
+        tokens, parents = self.tokens, self.parents
+        if len(parents) != len(tokens):
+            raise InputError(f"draft has {len(tokens)} tokens but {len(parents)} parents")
+        distinct = len(set(zip(parents, tokens, strict=True))) == len(tokens)
+        if not tokens or (
+            distinct
+            and min(tokens) >= 0
+            and max(tokens) < vocab_size
+            and min(parents) >= ANCHOR
+            and all(map(lt, parents, range(len(parents))))
+        ):
+            return
         seen: set[tuple[int, int]] = set()
-        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if not 0 <= token < vocab_size:
                 raise InputError(f"draft node {node} has token {token}, outside 0..{vocab_size - 1}")
             if not ANCHOR <= parent < node:

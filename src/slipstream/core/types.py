@@ -95,6 +95,10 @@ class Limit:
         room = max(0, room)
         return replace(self, nodes=self.nodes if room else 0, depth=min(self.depth, room))
 
+    def asks(self, source: str) -> bool:
+        """Whether one drafter is to be asked."""
+        return self.nodes > 0 and self.depths.get(source, self.depth) > 0
+
     def of(self, source: str) -> Limit:
         """What this limit leaves to one drafter; nodes = 0 when it is not to be asked."""
         depth = min(self.depth, self.depths.get(source, self.depth))

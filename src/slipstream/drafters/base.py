@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """Offers nodes for rows. It may be wrong in any way without changing the output.
 
-    A class that names this protocol as its base need not write down `forget` and `close` when there is nothing to do.
+    A class that names this protocol as its base need not write down `wants`, `forget` and `close`, if it takes all rows
+    and has nothing to do.
     """
 
     name: str
+
+    def wants(self, row: Row) -> bool:
+        """Whether this row is of any interest; asked before it joins, and the same as long as it lives."""
+        return True
 
     def begin(self, row: Row) -> None:
         """A row joins, after its prefill or later; row.tokens is the prompt and what was emitted so far."""

@@ -16,9 +16,13 @@ CHANCE = 0.97
 
 
 class Forced(Drafter):
-    """Drafts what the grammar of a row forces, such as the names of a JSON schema; nothing for rows without one."""
+    """Drafts what the grammar of a row forces, such as the names of a JSON schema."""
 
     name = "grammar"
+
+    def wants(self, row: Row) -> bool:
+        """Rows without a grammar leave everything open."""
+        return row.params.structured_outputs is not None
 
     def begin(self, row: Row) -> None:
         """Nothing to prepare: the row's sampler knows its grammar."""

@@ -58,37 +58,50 @@ class Guard:
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One well-formed tree per row, each with this drafter's share of seconds; empty where it failed."""
-        offers = [Offers(self.name) for _ in rows]
-        own = [limit.of(self.name) for limit in limits]
-        asked = [
-            index
-            for index, row in enumerate(rows)
-            if row.speculate and own[index].nodes > 0 and self._in_a_row.get(row.id, 0) < PATIENCE
-        ]
+        asked: dict[int, Row] = {}
+        own: list[Limit] = []
+        for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            if (
+                row.speculate
+                and limit.asks(self.name)
+                and self._in_a_row.get(row.id, 0) < PATIENCE
+                and self.drafter.wants(row)
+            ):
+                asked[index] = row
+                own.append(limit.of(self.name))
         if not asked:
-            return offers
+            return [Offers(self.name) for _ in rows]
         self.asked += 1
+        started = perf_counter()
+        made = self._ask(list(asked.values()), own)
+        share = (perf_counter() - started) / len(asked)
+        for offer in made:
+            offer.seconds = share
+        if len(made) == len(rows):
+            return made
+        offers = [Offers(self.name) for _ in rows]
+        for index, offer in zip(asked, made, strict=True):
+            offers[index] = offer
+        return offers
 
-        def ask() -> None:
-            for index in asked:
-                if rows[index].id not in self._rows:
-                    self.begin(rows[index])
-            made = self.drafter.propose([rows[i] for i in asked], [own[i] for i in asked])
-            if len(made) != len(asked):
-                raise InputError(f"drafter {self.name} made {len(made)} offers for {len(asked)} rows")
+    def _ask(self, rows: list[Row], limits: list[Limit]) -> list[Offers]:
+        """An offer per row, all of them empty where the drafter fails."""
+        try:
+            for row in rows:
+                if row.id not in self._rows:
+                    self.begin(row)
+            made = self.drafter.propose(rows, limits)
+            if len(made) != len(rows):
+                raise InputError(f"drafter {self.name} made {len(made)} offers for {len(rows)} rows")
             for offer in made:
                 self._check(offer)
-            for index, offer in zip(asked, made, strict=True):
-                offers[index] = within_grammar(rows[index], offer)
-
-        started = perf_counter()
-        if self._attempt([rows[i] for i in asked], ask):
-            for index in asked:
-                self._in_a_row[rows[index].id] = 0
-        share = (perf_counter() - started) / len(asked)
-        for index in asked:
-            offers[index].seconds = share
-        return offers
+            made = [within_grammar(row, offer) for row, offer in zip(rows, made, strict=True)]
+        except Exception:
+            self._failed(rows)
+            return [Offers(self.name) for _ in rows]
+        for row in rows:
+            self._in_a_row[row.id] = 0
+        return made
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Pass on what a step showed about the rows that have joined."""
@@ -115,19 +128,22 @@ class Guard:
         Draft(offer.tokens, offer.parents).check(self.vocab_size)
         if len(offer.probs) != len(offer.tokens) or len(offer.features) not in (0, len(offer.tokens)):
             raise InputError(f"drafter {self.name} offered {len(offer)} nodes but {len(offer.probs)} probabilities")
-        if not all(0.0 <= prob <= 1.0 for prob in offer.probs):
+        probs = offer.probs
+        # The sum is not finite where one of them is not a number, which comparisons may pass over.
+        if probs and not (min(probs) >= 0.0 and max(probs) <= 1.0 and sum(probs) <= len(probs)):
             raise InputError(f"drafter {self.name} offered a probability outside 0..1: {offer.probs}")
 
-    def _attempt(self, rows: Sequence[Row], action: Callable[[], None]) -> bool:
+    def _attempt(self, rows: Sequence[Row], action: Callable[[], None]) -> None:
         try:
             action()
         except Exception:
-            # Whatever a drafter does wrong, the answer must not change: nothing is offered and decoding goes on.
-            for row in rows:
-                self._failures[row.id] = self._failures.get(row.id, 0) + 1
-                self._in_a_row[row.id] = self._in_a_row.get(row.id, 0) + 1
-            if not self._logged:
-                self._logged = True
-                log.warning("drafter %s failed; decoding goes on without its offers", self.name, exc_info=True)
-            return False
-        return True
+            self._failed(rows)
+
+    def _failed(self, rows: Sequence[Row]) -> None:
+        """Whatever a drafter does wrong, the answer must not change: nothing is offered and decoding goes on."""
+        for row in rows:
+            self._failures[row.id] = self._failures.get(row.id, 0) + 1
+            self._in_a_row[row.id] = self._in_a_row.get(row.id, 0) + 1
+        if not self._logged:
+            self._logged = True
+            log.warning("drafter %s failed; decoding goes on without its offers", self.name, exc_info=True)

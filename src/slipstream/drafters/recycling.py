@@ -62,8 +62,9 @@ class Recycling(Drafter):
             tokens = [text[count - 1], *draft.tokens]
             before = [text[count - 2] if count > 1 else NO_TOKEN]
             before += [tokens[parent + 1] for parent in draft.parents]
-            emitted = {0, *(node + 1 for node in seen.verdict.path)}
-            self.table.learn(before, tokens, seen.logits, sorted(range(len(tokens)), key=emitted.__contains__))
+            path = seen.verdict.path
+            order = [node + 1 for node in range(len(draft)) if node not in path]
+            self.table.learn(before, tokens, seen.logits, [*order, 0, *(node + 1 for node in path)])
         self._asked.clear()
 
     def end(self, row: Row) -> None:

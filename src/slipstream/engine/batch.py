@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slipstream.core.stats import tally
 from slipstream.core.tree import Draft, depths_of
 from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
-from slipstream.engine.request import ERROR, Answer
+from slipstream.engine.request import ERROR, Answer, Request
 from slipstream.engine.stop import End
 from slipstream.sampling import token_logprob
 from slipstream.targets.base import PassOutput, RowInput
@@ -41,7 +41,8 @@ class Batch:
             if limit.nodes <= 0 or self._max_nodes == 0 or not answer.row.speculate:
                 clipped.append(Limit(0, 0))
                 continue
-            limit = narrowed(limit, answer.row, self._max_nodes, drafters)
+            if self._max_nodes is not None or answer.row.max_nodes is not None or answer.row.drafters is not None:
+                limit = narrowed(limit, answer.row, self._max_nodes, drafters)
             room, space = answer.room - 1, self._max_context - len(answer.row.tokens) - 1
             if limit.depth > room or limit.nodes > space:
                 limit = limit.within(room)
@@ -84,10 +85,12 @@ class Batch:
     def charge(self, seconds: dict[str, float]) -> None:
         """Add the time of this step to every request that took part."""
         total = sum(seconds.values())
+        charged: list[Request] = []
         for answer in self.answers:
             answer.decode_s += total
-        for request in {id(answer.request): answer.request for answer in self.answers}.values():
-            request.charge(seconds)
+            if answer.request not in charged:
+                charged.append(answer.request)
+                answer.request.charge(seconds)
 
 
 def narrowed(limit: Limit, row: Row, max_nodes: int | None, drafters: Sequence[str]) -> Limit:

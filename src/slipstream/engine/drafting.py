@@ -146,7 +146,11 @@ class Drafting:
         """The drafters that work for a row."""
         if not row.speculate:
             return []
-        return [guard for guard in self.active if row.drafters is None or guard.name in row.drafters]
+        return [
+            guard
+            for guard in self.active
+            if (row.drafters is None or guard.name in row.drafters) and guard.drafter.wants(row)
+        ]
 
     def end(self, row: Row) -> int:
         """The row leaves; returns how often drafters failed for it."""

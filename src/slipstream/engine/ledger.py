@@ -22,6 +22,8 @@ from slipstream.targets.base import RowInput, Target
 
 PLAIN_STEPS = 64
 """Plain steps whose times are remembered by number of rows, to know what they cost without speculation."""
+MEDIAN_EVERY = 8
+"""Once there are some, every so many new times make new medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Ledger:
         self._tokens = 0
         self._speculation = Speculation()
         self._plain: dict[int, deque[float]] = {}
+        self._typical: dict[int, float] = {}
+        """Their medians."""
+        self._seen = 0
         self._brought = self._took = 0.0
         """Seconds that plain steps would have taken for what steps brought, and seconds that these took."""
 
@@ -71,14 +76,20 @@ class Ledger:
         rows, seconds = len(batch.rows), sum(clock.seconds.values())
         if clock.token_rows == rows:
             self.plain_step(rows, seconds)
-        known = self._plain.get(rows)
-        if known:
-            self._brought += emitted / rows * statistics.median(known)
+        plain = self._typical.get(rows)
+        if plain is not None:
+            self._brought += emitted / rows * plain
             self._took += seconds
 
     def plain_step(self, rows: int, seconds: float) -> None:
         """A step of so many rows without any draft took so long."""
-        self._plain.setdefault(rows, deque(maxlen=PLAIN_STEPS)).append(seconds)
+        times = self._plain.get(rows)
+        if times is None:
+            times = self._plain[rows] = deque(maxlen=PLAIN_STEPS)
+        times.append(seconds)
+        self._seen += 1
+        if len(times) <= MEDIAN_EVERY or self._seen % MEDIAN_EVERY == 0:
+            self._typical[rows] = statistics.median(times)
 
     def calibrate(self, target: Target, row: Row) -> None:
         """Measure one pass over an anchor alone; nothing of it is kept."""
@@ -93,7 +104,7 @@ class Ledger:
     @property
     def plain_step_s(self) -> float | None:
         """Seconds of a plain step of one row; None while none was seen."""
-        return statistics.median(self._plain[1]) if 1 in self._plain else None
+        return self._typical.get(1)
 
     @property
     def speedup(self) -> float | None:

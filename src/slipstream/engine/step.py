@@ -43,7 +43,7 @@ class Clock:
 
     def cost(self, drafts: Sequence[Draft]) -> StepCost:
         """The step so far, as controllers see it."""
-        self.token_rows = len(drafts) + sum(len(draft) for draft in drafts)
+        self.token_rows = len(drafts) + sum(map(len, drafts))
         return StepCost(self.token_rows, self.seconds["pass"], self.seconds["verify"])
 
 
@@ -53,8 +53,9 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
-    limits = batch.clip(controller.limits(rows), [drafter.name for drafter in parts.drafters])
-    drafts = batch.fit(choose(batch, parts, limits), limits)
+    drafters = [drafter for drafter in parts.drafters if any(map(drafter.drafter.wants, rows))]
+    limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
+    drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
     clock.lap("draft")
     output = target.forward(batch.inputs(drafts))
     clock.lap("pass")
@@ -67,17 +68,17 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     clock.lap("pass")
     speculating = [seen for seen in observations if seen.row.speculate]
     # The last one first: a head, which then computes ahead while the others learn.
-    for drafter in reversed(parts.drafters) if speculating else ():
+    for drafter in reversed(drafters) if speculating else ():
         drafter.observe(speculating)
     controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")
 
 
-def choose(batch: Batch, parts: Parts, limits: Sequence[Limit]) -> list[Draft]:
+def choose(batch: Batch, controller: Controller, drafters: Sequence[Guard], limits: Sequence[Limit]) -> list[Draft]:
     """What the controller takes out of all drafters' offers; without a limit above zero nobody is asked."""
     rows = batch.rows
-    if not parts.drafters or not any(limit.nodes > 0 for limit in limits):
+    if not drafters or not any(limit.nodes > 0 for limit in limits):
         return [Draft() for _ in rows]
-    offers = list(zip(*(drafter.propose(rows, limits) for drafter in parts.drafters), strict=True))
+    offers = list(zip(*(drafter.propose(rows, limits) for drafter in drafters), strict=True))
     batch.offered(offers)
-    return parts.controller.choose(rows, offers, limits)
+    return controller.choose(rows, offers, limits)

@@ -116,7 +116,7 @@ class Watch:
                 if self._steps >= record.wakes_at:
                     self._probe(record, verified, accepted, gain)
                 continue
-            if guard in self._drafting.active and steps:
+            if guard in self._drafting.active and steps and guard.asked:
                 self._see_asking(record, (guard.asked - record.asked) / steps, gain)
             record.asked = guard.asked
             self._see_acceptance(record, verified.get(guard.name, 0), accepted.get(guard.name, 0), gain)

@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
 MAX_NOISE = 36.8
 """No G is larger: -log(-log(1 - 2**-53)) = 36.74."""
 LANES = 32
@@ -77,6 +78,19 @@ def mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
+
+
+def mix_number(h: int) -> int:
+    """`mix` of one Python integer."""
+    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & MASK
+    return h ^ (h >> 31)
+
+
+def key(seed: int, t: int, stream: int) -> int:
+    """Key of position (or step) t of one stream, hashed in stages: seed + 1 does not get this seed's noise shifted."""
+    inner = mix_number(((mix_number((seed + GOLDEN) & MASK) ^ stream) + GOLDEN) & MASK)
+    return mix_number(((inner ^ t) + GOLDEN) & MASK)
 
 
 def hashes(key: int, ids: Ids) -> NDArray[np.uint64]:

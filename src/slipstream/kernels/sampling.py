@@ -12,9 +12,21 @@ from numpy.typing import NDArray
 
 from slipstream.kernels import native
 from slipstream.kernels import reference_sampling as reference
-from slipstream.kernels.reference_sampling import Floats, Ids, Rule
+from slipstream.kernels.reference_sampling import MASK, Floats, Ids, Rule
 
-__all__ = ["NO_IDS", "NO_VALUES", "Rule", "argmax", "distribution", "gumbel", "logprobs", "select", "top", "uniforms"]
+__all__ = [
+    "NO_IDS",
+    "NO_VALUES",
+    "Rule",
+    "argmax",
+    "distribution",
+    "gumbel",
+    "keys",
+    "logprobs",
+    "select",
+    "top",
+    "uniforms",
+]
 
 NO_IDS: Ids = np.zeros(0, np.int64)
 NO_VALUES: Floats = np.zeros(0, np.float64)
@@ -60,6 +72,15 @@ def logprobs(logits: NDArray[np.float32], token: int, count: int) -> tuple[float
         found: tuple[float, list[int], list[float]] | None = core.logprobs(logits, token, count)
         return found
     return reference.logprobs(logits, token, count)
+
+
+def keys(seed: int, begin: int, count: int, stream: int) -> list[int]:
+    """Keys of the noise of `count` positions (or steps) from `begin` on, in one stream; all of it modulo 2**64."""
+    seed, begin = seed & MASK, begin & MASK
+    if core is not None:
+        found: list[int] = core.keys(seed, begin, count, stream)
+        return found
+    return [reference.key(seed, begin + place, stream) for place in range(count)]
 
 
 def gumbel(key: int, ids: Ids) -> Floats:

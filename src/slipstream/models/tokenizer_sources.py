@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from slipstream.models.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabul
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
+REMEMBERED = 1 << 14
+"""Tokens whose bytes are kept at hand."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -51,6 +54,7 @@ def sentencepiece_bytes(text: str) -> bytes:
 def _bytes_of(texts: Sequence[str], literal: frozenset[int], convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
     """Bytes of an id; special tokens stand for their text."""
 
+    @lru_cache(maxsize=REMEMBERED)
     def bytes_of(index: int) -> bytes:
         return texts[index].encode("utf-8") if index in literal else convert(texts[index])
 

@@ -1,6 +1,6 @@
 """Keyed noise: the Gumbel noise of (seed, position, token) and the separate streams of the classical rules.
 
-Everything is modulo 2**64; g = 0x9E3779B97F4A7C15, mix = the splitmix64 finaliser; keys are Python integers.
+Everything is modulo 2**64; g = 0x9E3779B97F4A7C15, mix = the splitmix64 finaliser.
 key = mix((mix((mix(seed + g) ^ stream) + g) ^ t) + g); h = mix(key + token * g); u = ((h >> 12) + 0.5) / 2**52;
 G = -log(-log(u)), from -3.61 to 36.74. In float32 u could round to 1, and G to infinity.
 """
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 NOISE_VERSION = 1
 """Changes with every change of what is hashed or how: answers of two versions with the same seed may differ."""
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 POSITION_STREAM = 0
 """The noise of absolute positions; only the draw and same-noise drafting use it."""
@@ -29,17 +27,14 @@ STREAMS = {"draft": 1, "accept": 2, "residual": 3, "bonus": 4}
 _CHOICE_STREAM = 5
 
 
-def mix(h: int) -> int:
-    """The splitmix64 finaliser."""
-    h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
-    return h ^ (h >> 31)
-
-
 def key(seed: int, t: int, stream: int = POSITION_STREAM) -> int:
     """Key of position (or step) t of one stream, hashed in stages: seed + 1 does not get this seed's noise shifted."""
-    inner = mix(((mix((seed + _GOLDEN) & _MASK) ^ stream) + _GOLDEN) & _MASK)
-    return mix(((inner ^ t) + _GOLDEN) & _MASK)
+    return kernels.keys(seed, t, 1, stream)[0]
+
+
+def keys(seed: int, begin: int, count: int) -> list[int]:
+    """Keys of `count` positions from `begin` on."""
+    return kernels.keys(seed, begin, count, POSITION_STREAM)
 
 
 def uniforms(seed: int, purpose: str, step: int, count: int) -> NDArray[np.float64]:

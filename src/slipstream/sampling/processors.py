@@ -91,6 +91,8 @@ class Processors:
         self._bans = np.array(sorted({*stops, *ends}), np.int64)
         repeats = params.repetition_penalty != 1.0
         self._penalises = repeats or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        self._idle = not (self._penalises or params.logit_bias)
+        """Nothing changes once min_tokens are out."""
         self._columns = _Columns()
         # A new line may move the columns: the line comes first, then the column.
         for token, value in params.logit_bias.items():
@@ -136,6 +138,8 @@ class Processors:
         self, logits: NDArray[np.float32], path: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The changed tokens after `path` and their processed logits (float64)."""
+        if self._idle and self._length >= self._params.min_tokens:
+            return NO_IDS, NO_VALUES
         question = self.question(0, path)
         ids, values = NO_IDS, NO_VALUES
         if question.touched is not None:

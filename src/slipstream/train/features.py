@@ -20,6 +20,7 @@ import numpy as np
 
 from slipstream.core.errors import InputError, ModelError
 from slipstream.core.types import Limit, Observation, Offers, Row
+from slipstream.drafters.base import Drafter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,7 +147,7 @@ class _Recording:
         return sum(map(len, self.parts))
 
 
-class Recorder:
+class Recorder(Drafter):
     """A drafter that offers nothing and keeps the features of every answer; `drafters.base.ReadsFeatures`."""
 
     name = "recorder"
