@@ -113,13 +113,28 @@ def test_a_full_queue_refuses_and_takes_again_later(worker):
         for _ in range(20):
             send()
 
-    with pytest.raises(QueueFullError, match="3 requests wait already"):
+    with pytest.raises(QueueFullError, match="3 answers wait already"):
         send_many()
     assert 3 <= len(heard) <= 5
     for listener in heard:
         assert len(listener.wait().tokens) == 30
     send()
     heard[-1].wait()
+
+
+@pytest.mark.parametrize("worker", [{"max_batch": 2, "max_waiting": 3, "pause": 0.01}], indirect=True)
+def test_every_answer_of_a_request_counts_in_the_queue(worker):
+    """A request may go past the limit by its own answers, so that none is too large for an empty queue."""
+    many, one = Heard(), Heard()
+    worker.submit([1], SamplingParams(max_tokens=30, n=7), listener=many)
+    while worker.waiting != 5:
+        time.sleep(0.001)
+    with pytest.raises(QueueFullError, match="3 answers wait already"):
+        worker.submit([1], SamplingParams(max_tokens=2), listener=one)
+    assert len(many.wait().tokens) == 7 * 30
+    assert worker.waiting == 0
+    worker.submit([1], SamplingParams(max_tokens=2), listener=one)
+    assert len(one.wait().tokens) == 2
 
 
 def test_cancelling_ends_running_and_waiting_requests(worker):

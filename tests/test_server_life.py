@@ -42,7 +42,7 @@ def quiet(server) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_200_clients_that_are_cut_off_leave_nothing_behind(slow, stream):
-    with sb.running(slow, worker={"max_waiting": 256}) as server:
+    with sb.running(slow, worker={"max_waiting": 400}) as server:
         before = server.free()
         clients = [raw_request(server, stream=stream, n=1 + index % 2, **LONG) for index in range(200)]
         if stream:

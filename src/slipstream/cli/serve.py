@@ -39,7 +39,7 @@ def serve(
             "--admin-key", help="Key for /admin; without one there is no /admin.", envvar="SLIPSTREAM_ADMIN_KEY"
         ),
     ] = None,
-    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Requests in the queue before 429.", min=1)] = 128,
+    max_waiting: Annotated[int, typer.Option("--max-waiting", help="Answers in the queue before 429.", min=1)] = 128,
     max_tokens: Annotated[
         int | None,
         typer.Option("--max-tokens", help="Tokens of an answer at most, and of a chat that says nothing.", min=1),

@@ -159,7 +159,7 @@ class Engine:
             if self._scheduler.admitted and not self._has_room(answer, shared):
                 break
             self._scheduler.admit(leader)
-            answer.request.started = True
+            answer.started = True
 
     def _shared(self, answer: Answer) -> tuple[int, Answer | None]:
         """Leading tokens of the prompt that are cached or will be, and who is about to read them."""

@@ -30,8 +30,6 @@ class Request:
     """Called while the prompt is read, with the tokens read so far and their number."""
     answers: list[Answer] = field(default_factory=list)
     timing: Timing = field(default_factory=Timing)
-    started: bool = False
-    """True once the reading of its prompt has begun."""
     replay: bool = False
     """Decodes another request again: it uses nothing cached, leaves nothing, and is not counted."""
     id: int = 0
@@ -41,6 +39,16 @@ class Request:
     def done(self) -> bool:
         """True when every answer has ended."""
         return all(answer.finish_reason for answer in self.answers)
+
+    @property
+    def started(self) -> bool:
+        """True once one of its answers has got a place in the batch."""
+        return any(answer.started for answer in self.answers)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that have not got a place in the batch yet."""
+        return sum(not (answer.started or answer.finish_reason) for answer in self.answers)
 
     @property
     def error(self) -> str | None:
@@ -82,6 +90,8 @@ class Answer:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     decode_s: float = 0.0
+    started: bool = False
+    """True once it has got a place in the batch."""
     _shown: list[int] = field(default_factory=list)
     """Per token: the length of text that may be shown once it is there."""
     _told: int = 0

@@ -42,10 +42,10 @@ class _Job:
 class Worker:
     """Runs an engine in a thread of its own. `start` once; all other methods may be called from any thread at any time.
 
-    max_waiting: requests that may wait for their first step; more are refused. on_fault: called with the exception
-    when the thread has died of one, after all requests were told. shadow_share: share of finished requests that are
-    decoded again plainly; on_alarm: called from the thread with each one that differs; alarm_stops: speculation is
-    switched off then. Raises InputError for what the shadow check cannot do.
+    max_waiting: answers that may wait for a place in the batch; while so many do, requests are refused. on_fault:
+    called with the exception when the thread has died of one, after all requests were told. shadow_share: share of
+    finished requests that are decoded again plainly; on_alarm: called from the thread with each one that differs;
+    alarm_stops: speculation is switched off then. Raises InputError for what the shadow check cannot do.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Worker:
         """Queue a prompt, which is checked here and now. The thread may call the listener before this returns.
 
         deadline_s: seconds from now after which it ends with finish_reason "deadline". Raises InputError,
-        ContextLengthError, QueueFullError when max_waiting requests wait, StoppedError when nothing new is taken.
+        ContextLengthError, QueueFullError when max_waiting answers wait, StoppedError when nothing new is taken.
         """
         self._check_open()
         request = self.engine.make(tokens, params, speculation=speculation)
@@ -107,7 +107,7 @@ class Worker:
         with self._wake:
             self._check_open()
             if self.waiting >= self.max_waiting:
-                raise QueueFullError(f"{self.max_waiting} requests wait already; send this one again later")
+                raise QueueFullError(f"{self.max_waiting} answers wait already; send this request again later")
             self._arrived.append(_Job(request, listener, deadline))
             self._idle.clear()
             self._wake.notify()
@@ -121,9 +121,10 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Requests whose prompts nobody has begun to read."""
+        """Answers that have no place in the batch yet, all `n` of a request counted."""
         with self._wake:
-            return len(self._arrived) + sum(not request.started for request in list(self._jobs))
+            requests = [*(job.request for job in self._arrived), *list(self._jobs)]
+        return sum(request.waiting for request in requests)
 
     def cancel(self, request: Request) -> None:
         """End a request; its memory is free after the present step. Safe for requests that are done."""
