@@ -1,9 +1,11 @@
 // Attention of the rows of one sequence over one key-value head. Twin: kernels/reference_decoder.py.
 //
 // Lanes are keys while scores are made and values of a head while values are mixed; both walk the other axis in order.
-// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Blocks
-// lie far apart in memory: whoever computes asks for what comes later (`Ahead`).
+// A key's score does not depend on the lane it has, so drafted keys are gathered in a small tile of their own. Keys and
+// values of a segment lie in one run; whoever computes asks for what comes later (`Ahead`).
 #pragma once
+
+#include <utility>
 
 #include "elementwise_kernels.h"
 #include "ops.h"
@@ -12,55 +14,31 @@
 namespace slip::SLIP_ISA {
 namespace {
 
-// Units and vectors of one register tile: 24 registers of sums of 32, 12 of 16. Two vectors are a block of keys.
-constexpr int kUnitTile = 6, kVectorTile = kRegisters / kRegistersPerVector >= 32 ? 4 : 1;
-constexpr int kBlocks = kSegment / kKvBlock;
-constexpr int kLead = 3;  // blocks of keys that are fetched before a segment begins
+// Most units of one register tile; few units take more vectors. 24 registers of sums of 32, 12 of 16.
+constexpr bool kManyRegisters = kRegisters / kRegistersPerVector >= 32;
+constexpr int kUnitTile = 6;
+constexpr int vectors_of(int units) { return kManyRegisters ? 4 : units <= 3 ? 2 : 1; }
+constexpr int kLead = 192;  // lines that are asked for before they are read
+constexpr int kSoftmaxLines = 1;  // of a vector of scores
+constexpr int kSoftmaxUnits = kManyRegisters ? 3 : 1;  // whose exponentials are made side by side
 
-// Cache lines in the order in which they will be read: keys of the segment's blocks, values of the same, keys the next
-// segment begins with; the last tile over and over when there is no more. Memory is busy all the time only when lines
-// are asked for at an even pace, so every inner loop fetches its share.
+// Cache lines in the order in which they will be read: keys and values of this segment, then the keys that come next.
+// Memory is busy all the time only when lines are asked for at an even pace, so every inner loop fetches its share.
 struct Ahead {
-  const float *at, *end;
-  const float* const* next;  // tiles to come, null after the last
-  int floats;                // of a tile
-  SLIP_INLINE void begin(const float* const* tiles, int size) {
-    floats = size, next = tiles;
-    at = *next++, end = at + floats;
-  }
+  const float *at, *end, *next;
   SLIP_INLINE void fetch(int lines) {
-    for (int k = 0; k < lines; k++) prefetch(at + 16 * k);
+    if (lines > 0) prefetch(at);
+    if (lines > 1) prefetch(at + 16);
+    if (lines > 2) prefetch(at + 32);
+    if (lines > 3) prefetch(at + 48);
     at += 16 * lines;
-    if (at < end) return;
-    if (*next != nullptr) at = *next++, end = at + floats;
-    else at = end - floats;
+    if (at >= end) at = next, end = next + kSegment * 1024;  // enough for all that is fetched before the next segment
   }
 };
 
-// Share of tile `index` of `count` in `lines`.
+// Share of tile `index` of `count` in `lines`; of 0 of kNone nothing.
+constexpr int kNone = 1 << 16;
 SLIP_INLINE int share(int lines, int index, int count) { return lines * (index + 1) / count - lines * index / count; }
-
-// out[r][0 .. 16 V) = scale * sum over i of q[r][i] * keys[v / 2][i * stride + ...]. lines: to fetch per i.
-template <int R, int V>
-SLIP_INLINE void score_tile(const float* const* q, const float* const* keys, ptrdiff_t stride, int head_dim,
-                            float scale, float* const* out, Ahead& ahead, int lines) {
-  Ahead later = ahead;
-  f32x16 sum[R][V];
-  SLIP_UNROLL for (int r = 0; r < R; r++) SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = zero();
-  const float *first = keys[0], *second = V > 2 ? keys[1] : nullptr;
-  for (int i = 0; i < head_dim; i++) {
-    if (lines > 0) later.fetch(lines);
-    f32x16 key[V];
-    SLIP_UNROLL for (int v = 0; v < V; v++) key[v] = load((v < 2 ? first : second) + i * stride + 16 * (v % 2));
-    SLIP_UNROLL for (int r = 0; r < R; r++) {
-      const f32x16 x = bcast(q[r][i]);
-      SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
-    }
-  }
-  SLIP_UNROLL for (int r = 0; r < R; r++)
-    SLIP_UNROLL for (int v = 0; v < V; v++) store(out[r] + 16 * v, mul(sum[r][v], bcast(scale)));
-  ahead = later;
-}
 
 // Calls f(first unit, units, index, count) for tiles of about equal size that cover `units`.
 template <class F> SLIP_INLINE void unit_tiles(int units, F&& f) {
@@ -68,114 +46,158 @@ template <class F> SLIP_INLINE void unit_tiles(int units, F&& f) {
   for (int k = 0; k < count; k++) f(units * k / count, units * (k + 1) / count - units * k / count, k, count);
 }
 
-// Scores of 16 V keys side by side, for all units. lines: to fetch per i, all units together.
-template <int V>
-void score_units(int units, const float* const* q, const float* const* keys, ptrdiff_t stride, int head_dim,
-                 float scale, float* const* out, Ahead& ahead, int lines) {
-  unit_tiles(units, [&](int u, int r, int index, int count) {
-    const int own = share(lines, index, count);
-    switch (r) {
-      case 1: score_tile<1, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-      case 2: score_tile<2, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-      case 3: score_tile<3, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-      case 4: score_tile<4, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-      case 5: score_tile<5, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-      default: score_tile<kUnitTile, V>(q + u, keys, stride, head_dim, scale, out + u, ahead, own); break;
-    }
-  });
+// f<1>, f<2>, ... as a table.
+template <class F> constexpr auto by_units(F f) {
+  return [&]<int... K>(std::integer_sequence<int, K...>) {
+    struct { decltype(f.template operator()<1>()) of[kUnitTile]; } table = {{f.template operator()<K + 1>()...}};
+    return table;
+  }(std::make_integer_sequence<int, kUnitTile>{});
 }
 
-// Values of keys: blocks[key / kKvBlock] holds those of one block, `stride` floats apart.
-struct Values {
-  const float* const* blocks;
-  ptrdiff_t stride;
-};
-
-// mixed[r][...] += sum over keys [begin, end) of weights[r][key] * value of key, 16 V values of each.
+// out[r][column .. column + 16 V) = scale * sum over i of q[r][i] * keys[i * stride + ...]. lines: to fetch per i.
+// Tiles are functions of their own: registers are scarce in them.
 template <int R, int V>
-SLIP_INLINE void mix_tile(const float* const* weights, Values values, int begin, int end, ptrdiff_t offset,
-                          float* const* mixed, Ahead& ahead, int lines) {
+__attribute__((noinline)) void score_tile(const float* const* q, const float* keys, ptrdiff_t stride, int head_dim,
+                                          float scale, float* const* out, ptrdiff_t column, Ahead& ahead, int lines) {
+  Ahead later = ahead;
+  f32x16 sum[R][V];
+  SLIP_UNROLL for (int r = 0; r < R; r++) SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = zero();
+  for (int i = 0; i < head_dim; i++, keys += stride) {
+    later.fetch(lines);
+    f32x16 key[V];
+    SLIP_UNROLL for (int v = 0; v < V; v++) key[v] = load(keys + 16 * v);
+    SLIP_UNROLL for (int r = 0; r < R; r++) {
+      const f32x16 x = bcast(q[r][i]);
+      SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
+    }
+  }
+  ahead = later;
+  SLIP_UNROLL for (int r = 0; r < R; r++)
+    SLIP_UNROLL for (int v = 0; v < V; v++) store(out[r] + column + 16 * v, mul(sum[r][v], bcast(scale)));
+}
+using Score = void (*)(const float* const*, const float*, ptrdiff_t, int, float, float* const*, ptrdiff_t, Ahead&, int);
+constexpr auto kScore = by_units([]<int R>() -> Score { return score_tile<R, vectors_of(R)>; });
+constexpr auto kScoreNarrow = by_units([]<int R>() -> Score { return score_tile<R, 1>; });
+
+// mixed[r][offset .. offset + 16 V) += sum over keys [begin, end) of weights[r][key] * values[key * stride + offset
+// ...]. lines: to fetch per key.
+template <int R, int V>
+__attribute__((noinline)) void mix_tile(const float* const* weights, const float* values, ptrdiff_t stride, int begin,
+                                        int end, float* const* mixed, ptrdiff_t offset, Ahead& ahead, int lines) {
   Ahead later = ahead;
   f32x16 sum[R][V];
   SLIP_UNROLL for (int r = 0; r < R; r++)
     SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = load(mixed[r] + offset + 16 * v);
-  for (int key = begin; key < end;) {
-    const float* at = values.blocks[key / kKvBlock] + key % kKvBlock * values.stride + offset;
-    const int next = key / kKvBlock * kKvBlock + kKvBlock, stop = next < end ? next : end;
-    for (; key < stop; key++, at += values.stride) {
-      if (lines > 0) later.fetch(lines);
-      f32x16 value[V];
-      SLIP_UNROLL for (int v = 0; v < V; v++) value[v] = load(at + 16 * v);
-      SLIP_UNROLL for (int r = 0; r < R; r++) {
-        const f32x16 x = bcast(weights[r][key]);
-        SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, value[v], sum[r][v]);
-      }
+  values += begin * stride + offset;
+  for (ptrdiff_t key = begin; key < end; key++, values += stride) {
+    later.fetch(lines);
+    f32x16 value[V];
+    SLIP_UNROLL for (int v = 0; v < V; v++) value[v] = load(values + 16 * v);
+    SLIP_UNROLL for (int r = 0; r < R; r++) {
+      const f32x16 x = bcast(weights[r][key]);
+      SLIP_UNROLL for (int v = 0; v < V; v++) sum[r][v] = fma(x, value[v], sum[r][v]);
     }
   }
+  ahead = later;
   SLIP_UNROLL for (int r = 0; r < R; r++)
     SLIP_UNROLL for (int v = 0; v < V; v++) store(mixed[r] + offset + 16 * v, sum[r][v]);
-  ahead = later;
 }
+using Mix = void (*)(const float* const*, const float*, ptrdiff_t, int, int, float* const*, ptrdiff_t, Ahead&, int);
+constexpr auto kMix = by_units([]<int R>() -> Mix { return mix_tile<R, vectors_of(R)>; });
+constexpr auto kMixNarrow = by_units([]<int R>() -> Mix { return mix_tile<R, 1>; });
 
-// lines: to fetch per key while 16 kVectorTile values of it are mixed.
-template <int R>
-SLIP_INLINE void mix_all(const float* const* weights, Values values, int begin, int end, int width,
-                         float* const* mixed, Ahead& ahead, int lines) {
-  constexpr int kStep = 16 * kVectorTile;
+// All `width` values, which are `width` floats apart, of up to kUnitTile units: tile `index` of `count`, which share
+// what is to be fetched.
+SLIP_INLINE void mix(int units, const float* const* weights, const float* values, int begin, int end, int width,
+                     float* const* mixed, Ahead& ahead, int index, int count) {
+  const int step = 16 * vectors_of(units);
   int offset = 0;
-  for (; offset + kStep <= width; offset += kStep)
-    mix_tile<R, kVectorTile>(weights, values, begin, end, offset, mixed, ahead, lines);
-  for (; offset < width; offset += 16) mix_tile<R, 1>(weights, values, begin, end, offset, mixed, ahead, lines > 0);
+  for (; offset + step <= width; offset += step)
+    kMix.of[units - 1](weights, values, width, begin, end, mixed, offset, ahead, share(step / 16, index, count));
+  for (; offset < width; offset += 16)
+    kMixNarrow.of[units - 1](weights, values, width, begin, end, mixed, offset, ahead, share(1, index, count));
 }
 
-// The same for up to kUnitTile units.
-void mix_units(int units, const float* const* weights, Values values, int begin, int end, int width,
-               float* const* mixed, Ahead& ahead, int lines) {
-  if (begin >= end) return;
-  switch (units) {
-    case 1: mix_all<1>(weights, values, begin, end, width, mixed, ahead, lines); break;
-    case 2: mix_all<2>(weights, values, begin, end, width, mixed, ahead, lines); break;
-    case 3: mix_all<3>(weights, values, begin, end, width, mixed, ahead, lines); break;
-    case 4: mix_all<4>(weights, values, begin, end, width, mixed, ahead, lines); break;
-    case 5: mix_all<5>(weights, values, begin, end, width, mixed, ahead, lines); break;
-    default: mix_all<kUnitTile>(weights, values, begin, end, width, mixed, ahead, lines); break;
-  }
-}
-
-// Scores of n keys become weights e^(score - largest); fills what is left of the last vector with weight 0. lines: to
-// fetch per vector.
-SLIP_INLINE void softmax(float* scores, int n, float* top, float* total, Ahead& ahead, int lines) {
+// The largest of n scores and `top`; fills what is left of the last vector with -infinity.
+SLIP_INLINE float largest(float* scores, int n, float top) {
   const int vectors = (n + 15) / 16;
   for (int i = n; i < 16 * vectors; i++) scores[i] = -__builtin_inff();
-  f32x16 largest = load(scores);
-  for (int v = 1; v < vectors; v++) largest = vmax(largest, load(scores + 16 * v));
-  *top = reduce_max(largest);
-  f32x16 sum = zero();
-  for (int v = 0; v < vectors; v++) {
-    ahead.fetch(lines);
-    const f32x16 weight = exp(sub(load(scores + 16 * v), bcast(*top)));
-    store(scores + 16 * v, weight);
-    sum = add(sum, weight);
-  }
-  *total = reduce_add(sum);
+  f32x16 lanes = bcast(top);
+  for (int v = 0; v < vectors; v++) lanes = vmax(lanes, load(scores + 16 * v));
+  return reduce_max(lanes);
 }
 
-// Views of one segment of one task: where queries, scores and mixed values of each unit are, how many keys it has.
+// Scores of N units become weights e^(score - top), totals their sums. lines: to fetch per vector of each.
+template <int N>
+SLIP_INLINE void weigh(float* const* scores, int vectors, const float* tops, float* totals, Ahead& ahead, int lines) {
+  f32x16 sum[N];
+  SLIP_UNROLL for (int k = 0; k < N; k++) sum[k] = zero();
+  for (int v = 0; v < vectors; v++) {
+    f32x16 weight[N];
+    SLIP_UNROLL for (int k = 0; k < N; k++) {
+      ahead.fetch(lines);
+      weight[k] = sub(load(scores[k] + 16 * v), bcast(tops[k]));
+    }
+    exp_each(weight);
+    SLIP_UNROLL for (int k = 0; k < N; k++) {
+      store(scores[k] + 16 * v, weight[k]);
+      sum[k] = add(sum[k], weight[k]);
+    }
+  }
+  SLIP_UNROLL for (int k = 0; k < N; k++) totals[k] = reduce_add(sum[k]);
+}
+
+// Views of one task at one segment: where queries, scores and mixed values of each unit are, how many keys it has
+// there; and the softmax of the segments before it in the stretch.
 struct Segment {
   explicit SLIP_INLINE Segment(const AttendTask& t) : task(t) {}
   const AttendTask& task;
   int base;    // absolute position of the first key
   int cached;  // cached keys in the segment
+  int most;    // keys of the unit that has most
+  const float *cached_keys, *cached_values;
   const float* q[kAttendUnits];
   float* scores[kAttendUnits];
   float* mixed[kAttendUnits];
   int keys[kAttendUnits];
-  const float *key_blocks[kBlocks], *value_blocks[kBlocks];
-  const float* tiles[3 * kBlocks + 1];  // of `ahead`
-  Ahead ahead;
+  float tops[kAttendUnits], totals[kAttendUnits];
+  Ahead ahead{};
 };
 
 SLIP_INLINE int clamp_keys(int n) { return n < 0 ? 0 : n > kSegment ? kSegment : n; }
+
+void begin_stretch(Segment& s, float* mixed, float* scores) {
+  const AttendTask& task = s.task;
+  for (int u = 0, row = 0; u < task.units; row++)
+    for (int head = 0; head < task.group; head++, u++) {
+      s.q[u] = task.q + row * task.q_stride + static_cast<ptrdiff_t>(head) * task.head_dim;
+      s.scores[u] = scores + static_cast<ptrdiff_t>(u) * kSegment;
+      s.mixed[u] = mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
+      for (int i = 0; i < task.value_stride; i += 16) store(s.mixed[u] + i, zero());
+    }
+  for (int u = 0; u < kAttendUnits; u++) s.tops[u] = -__builtin_inff(), s.totals[u] = 0.0f;
+}
+
+// next: keys that are read after this segment, or null.
+void enter(Segment& s, int segment, const float* next) {
+  const AttendTask& task = s.task;
+  s.base = segment * kSegment;
+  s.cached = clamp_keys(task.cached - s.base);
+  s.most = 0;
+  for (int u = 0, row = 0; u < task.units; row++) {
+    const int keys = clamp_keys(task.ends[row] - s.base);
+    s.most = keys > s.most ? keys : s.most;
+    for (int head = 0; head < task.group; head++) s.keys[u++] = keys;
+  }
+  s.cached_keys = s.cached > 0 ? task.keys(segment) : task.pool;
+  s.cached_values = s.cached_keys + static_cast<ptrdiff_t>(kKvBlock) * task.head_dim;
+  const float* end = s.cached_values + static_cast<ptrdiff_t>(s.cached) * task.value_stride;
+  // Where units are many, the first ones read a tile of keys quickly, while lines are asked for at the pace of all.
+  const int tiles = (task.units + kUnitTile - 1) / kUnitTile;
+  const int lead = kLead + kKeyTile * kKeyTile / 16 * (tiles - 1) / tiles;
+  const float* from = s.cached_keys + 16 * lead;
+  s.ahead = {s.ahead.at > from && s.ahead.at < end ? s.ahead.at : from, end, next != nullptr ? next : s.cached_keys};
+}
 
 // Drafted ancestors of a row, and itself, that lie in the segment: ids[column] for keys `cached + column`. Returns the
 // number of columns. Walks up to the root each time: a tree's rows share only part of their paths.
@@ -191,45 +213,21 @@ SLIP_INLINE int drafted_path(const Segment& s, int row, int32_t* ids) {
   return columns;
 }
 
-// Blocks of the segment, and what to fetch while it is computed: all but the first keys, and those of the next one.
-void find_blocks(Segment& s) {
+void score_cached(Segment& s) {
   const AttendTask& task = s.task;
-  const int32_t* table = task.table + s.base / kKvBlock;
-  const int blocks = (s.cached + kKvBlock - 1) / kKvBlock;
-  const int more = (task.cached - s.base + kKvBlock - 1) / kKvBlock;  // blocks from here to the end
-  int tiles = 0;
-  for (int k = 0; k < blocks; k++) {
-    s.key_blocks[k] = task.pool + table[k] * task.block_floats + task.key_offset;
-    s.value_blocks[k] = task.pool + table[k] * task.block_floats + task.value_offset;
-    if (k >= kLead) s.tiles[tiles++] = s.key_blocks[k];
-  }
-  for (int k = 0; k < blocks; k++) s.tiles[tiles++] = s.value_blocks[k];
-  for (int k = kBlocks; k < more && k < kBlocks + kLead; k++)
-    s.tiles[tiles++] = task.pool + table[k] * task.block_floats + task.key_offset;
-  if (tiles == 0) s.tiles[tiles++] = task.pool;
-  s.tiles[tiles] = nullptr;
-  s.ahead.begin(s.tiles, kKvBlock * task.head_dim);
-}
-
-template <int V> void score_blocks(Segment& s, int block, int column) {
-  const AttendTask& task = s.task;
-  const int key = block * kKvBlock + column;
+  const int last = s.cached < s.most ? s.cached : s.most;
   int begin = 0;
-  while (begin < task.units && s.keys[begin] <= key) begin++;  // rows of a prefill that end before
-  const float* keys[2] = {s.key_blocks[block] + column, V > 2 ? s.key_blocks[block + 1] : nullptr};
-  float* out[kAttendUnits];
-  for (int u = begin; u < task.units; u++) out[u] = s.scores[u] + key;
-  score_units<V>(task.units - begin, s.q + begin, keys, kKvBlock, task.head_dim, task.scale, out + begin, s.ahead, V);
-}
-
-void score_cached(Segment& s, int most) {
-  const int last = ((s.cached < most ? s.cached : most) + kKvBlock - 1) / kKvBlock;
-  int block = 0;
-  if constexpr (kVectorTile > 2)
-    for (; block + 2 <= last; block += 2) score_blocks<4>(s, block, 0);
-  constexpr int kStep = kVectorTile < 2 ? 1 : 2;
-  for (; block < last; block++)
-    for (int column = 0; column < kKvBlock; column += 16 * kStep) score_blocks<kStep>(s, block, column);
+  for (int column = 0; column < last; column += kKeyTile) {
+    while (begin < task.units && s.keys[begin] <= column) begin++;  // rows of a prefill that end before
+    const float* keys = s.cached_keys + static_cast<ptrdiff_t>(column) * task.head_dim;
+    unit_tiles(task.units - begin, [&](int u, int r, int index, int count) {
+      u += begin;
+      const int step = 16 * vectors_of(r), lines = share(vectors_of(r), index, count);
+      for (int k = 0; k < kKeyTile && column + k < last; k += step)
+        kScore.of[r - 1](s.q + u, keys + k, kKeyTile, task.head_dim, task.scale, s.scores + u, column + k, s.ahead,
+                         lines);
+    });
+  }
 }
 
 // Scores of the drafted keys. tile: [head_dim, columns] rewritten only where a row's path differs from the one before.
@@ -258,7 +256,9 @@ void score_drafted(Segment& s, float* tile, float* scratch) {
       for (int g = 0; g < task.group; g++) out[g] = scratch + 16 * g;
       const int unit = row * task.group;
       const float* keys = tile + begin;
-      score_units<1>(task.group, s.q + unit, &keys, stride, task.head_dim, task.scale, out, s.ahead, 0);
+      unit_tiles(task.group, [&](int g, int r, int, int) {
+        kScoreNarrow.of[r - 1](s.q + unit + g, keys, stride, task.head_dim, task.scale, out + g, 0, s.ahead, 0);
+      });
       const int n = columns - begin < 16 ? columns - begin : 16;
       for (int g = 0; g < task.group; g++)
         for (int i = 0; i < n; i++) s.scores[unit + g][s.cached + begin + i] = out[g][i];
@@ -266,19 +266,46 @@ void score_drafted(Segment& s, float* tile, float* scratch) {
   }
 }
 
+// Scores of all units become weights; what earlier segments gave shrinks to the new largest score.
+void softmax(Segment& s) {
+  const int units = s.task.units;
+  float tops[kAttendUnits], totals[kAttendUnits], shrink[kAttendUnits];
+  for (int u = 0; u < units; u++) {
+    tops[u] = s.keys[u] > 0 ? largest(s.scores[u], s.keys[u], s.tops[u]) : s.tops[u];
+    totals[u] = 0.0f;
+  }
+  for (int u = 0, n; u < units; u += n) {
+    const auto vectors = [&](int k) { return (s.keys[u + k] + 15) / 16; };
+    n = 1;
+    while (n < kSoftmaxUnits && u + n < units && vectors(n) == vectors(0)) n++;
+    if (n < kSoftmaxUnits) n = 1;
+    if (n > 1) weigh<kSoftmaxUnits>(s.scores + u, vectors(0), tops + u, totals + u, s.ahead, kSoftmaxLines);
+    else weigh<1>(s.scores + u, vectors(0), tops + u, totals + u, s.ahead, kSoftmaxLines);
+  }
+  for (int u = 0; u < units; u += 16) {
+    const f32x16 factor = exp(sub(load(s.tops + u), load(tops + u)));
+    store(shrink + u, factor);
+    store(s.totals + u, fma(load(s.totals + u), factor, load(totals + u)));
+    store(s.tops + u, load(tops + u));
+  }
+  for (int u = 0; u < units; u++) {
+    if (s.keys[u] == 0 || shrink[u] == 1.0f) continue;
+    for (int i = 0; i < s.task.value_stride; i += 16)
+      store(s.mixed[u] + i, mul(load(s.mixed[u] + i), bcast(shrink[u])));
+  }
+}
+
 // Values in key order: those all units of a tile share together, the rest unit by unit.
 void mix_cached(Segment& s) {
   const AttendTask& task = s.task;
-  const Values values{s.value_blocks, task.value_stride};
-  constexpr int kLines = kVectorTile > 3 ? 3 : 1;  // the rest comes during softmax
   unit_tiles(task.units, [&](int u, int r, int index, int count) {
     int shared = s.cached;
     for (int i = 0; i < r; i++) shared = s.keys[u + i] < shared ? s.keys[u + i] : shared;
-    mix_units(r, s.scores + u, values, 0, shared, task.value_stride, s.mixed + u, s.ahead,
-              share(kLines, index, count));
+    mix(r, s.scores + u, s.cached_values, 0, shared, task.value_stride, s.mixed + u, s.ahead, index, count);
+    if (shared == s.cached) return;
     for (int i = 0; i < r; i++) {
       const int own = s.keys[u + i] < s.cached ? s.keys[u + i] : s.cached;
-      mix_units(1, s.scores + u + i, values, shared, own, task.value_stride, s.mixed + u + i, s.ahead, 0);
+      mix(1, s.scores + u + i, s.cached_values, shared, own, task.value_stride, s.mixed + u + i, s.ahead, 0, kNone);
     }
   });
 }
@@ -288,8 +315,6 @@ void mix_drafted(Segment& s, float* tile) {
   const AttendTask& task = s.task;
   int32_t held[kSegment], ids[kSegment];
   for (int column = 0; column < kSegment; column++) held[column] = -1;
-  const float* blocks[kBlocks];
-  for (int k = 0; k < kBlocks; k++) blocks[k] = tile + static_cast<ptrdiff_t>(k) * kKvBlock * task.value_stride;
   for (int row = 0; row < task.units / task.group; row++) {
     const int columns = drafted_path(s, row, ids);
     for (int column = 0; column < columns; column++) {
@@ -301,49 +326,48 @@ void mix_drafted(Segment& s, float* tile) {
     }
     unit_tiles(task.group, [&](int g, int r, int, int) {
       const int unit = row * task.group + g;
-      mix_units(r, s.scores + unit, {blocks, task.value_stride}, s.cached, s.cached + columns, task.value_stride,
-                s.mixed + unit, s.ahead, 0);
+      mix(r, s.scores + unit, tile, s.cached, s.cached + columns, task.value_stride, s.mixed + unit, s.ahead, 0, kNone);
     });
   }
 }
 
-void attend(const AttendTask& task, int segment, AttendPart part, float* work) {
-  Segment s{task};
-  s.base = segment * kSegment;
-  s.cached = clamp_keys(task.cached - s.base);
-  int most = 0;
-  for (int u = 0, row = 0; u < task.units; row++)
-    for (int head = 0; head < task.group; head++, u++) {
-      s.q[u] = task.q + row * task.q_stride + static_cast<ptrdiff_t>(head) * task.head_dim;
-      s.scores[u] = work + static_cast<ptrdiff_t>(u) * kSegment;
-      s.mixed[u] = part.mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
-      s.keys[u] = clamp_keys(task.ends[row] - s.base);
-      most = s.keys[u] > most ? s.keys[u] : most;
-      for (int i = 0; i < task.value_stride; i += 16) store(s.mixed[u] + i, zero());
-    }
-  find_blocks(s);
-  score_cached(s, most);
+void attend(const AttendTask& task, int stretch, AttendPart part, float* work) {
+  Segment s(task);
   float *scratch = work + static_cast<ptrdiff_t>(kSegment) * kAttendUnits, *tile = scratch + 16 * kAttendUnits;
-  const bool drafted = most > s.cached;
-  if (drafted) score_drafted(s, tile, scratch);
-  for (int u = 0; u < task.units; u++)
-    if (s.keys[u] > 0)
-      softmax(s.scores[u], s.keys[u], part.top + u, part.total + u, s.ahead, share(16, u, task.units));
-  mix_cached(s);
-  if (drafted) mix_drafted(s, tile);
+  begin_stretch(s, part.mixed, work);
+  const int end = stretch_begin(stretch + 1);
+  for (int segment = stretch_begin(stretch); segment < end; segment++) {
+    const float* next = segment + 1 < end ? task.keys(segment + 1) : nullptr;
+    enter(s, segment, next != nullptr ? next : task.next);
+    if (s.most == 0) break;
+    score_cached(s);
+    const bool drafted = s.most > s.cached;
+    if (drafted) score_drafted(s, tile, scratch);
+    softmax(s);
+    mix_cached(s);
+    if (drafted) mix_drafted(s, tile);
+  }
+  for (int u = 0; u < task.units; u++) part.top[u] = s.tops[u], part.total[u] = s.totals[u];
 }
 
-void attend_merge(float* top, float* total, float* mixed, const float* part_top, const float* part_total,
-                  const float* part_mixed, int value_stride) {
-  const f32x16 both = vmax(bcast(*top), bcast(*part_top));
-  const f32x16 a = exp(sub(bcast(*top), both)), b = exp(sub(bcast(*part_top), both));
-  float lanes[16];
-  store(lanes, fma(bcast(*total), a, mul(bcast(*part_total), b)));
-  *total = lanes[0];
-  store(lanes, both);
-  *top = lanes[0];
-  for (int i = 0; i < value_stride; i += 16)
-    store(mixed + i, fma(load(mixed + i), a, mul(load(part_mixed + i), b)));
+void attend_merge(const AttendTask& task, int stretch, AttendPart state, AttendPart part) {
+  for (int begin = 0; begin < task.units; begin += 16) {
+    const int n = task.units - begin < 16 ? task.units - begin : 16;
+    const f32x16 old = load_part(state.top + begin, n), later = load_part(part.top + begin, n);
+    const f32x16 both = vmax(old, later), a = exp(sub(old, both)), b = exp(sub(later, both));
+    float top[16], total[16], old_factor[16], factor[16];
+    store(top, both), store(old_factor, a), store(factor, b);
+    store(total, fma(load_part(state.total + begin, n), a, mul(load_part(part.total + begin, n), b)));
+    for (int k = 0; k < n; k++) {
+      const int u = begin + k;
+      if (task.ends[u / task.group] <= stretch_begin(stretch) * kSegment) continue;
+      state.top[u] = top[k], state.total[u] = total[k];
+      float* mixed = state.mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
+      const float* more = part.mixed + static_cast<ptrdiff_t>(u) * task.value_stride;
+      for (int i = 0; i < task.value_stride; i += 16)
+        store(mixed + i, fma(load(mixed + i), bcast(old_factor[k]), mul(load(more + i), bcast(factor[k]))));
+    }
+  }
 }
 
 void attend_finish(float total, const float* mixed, int head_dim, float* out) {

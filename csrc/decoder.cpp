@@ -105,21 +105,33 @@ void Decoder::make_groups(const PassRows& pass) {
   const DecoderShape& s = w_.shape;
   const int heads_per_kv = s.heads / s.kv_heads, most = kAttendUnits / group_;
   groups_.clear();
-  group_of_.clear();
   size_t place = 0;
   for (int i = 0; i < pass.sequences; i++)
     for (int head = 0; head < s.heads; head += group_)
       for (int row = pass.first[i]; row < pass.first[i + 1]; row += most) {
         const int rows = std::min(most, pass.first[i + 1] - row);
         const int end = *std::max_element(ends_.begin() + row, ends_.begin() + row + rows);
-        const int segments = (end + kSegment - 1) / kSegment;
-        const int part = static_cast<int>(group_of_.size());
-        group_of_.insert(group_of_.end(), segments, static_cast<int>(groups_.size()));
-        groups_.push_back({i, head, head / heads_per_kv, row, rows, segments, part, place});
-        place += static_cast<size_t>(segments) * rows * group_ * (s.value_stride() + 2);
+        const int count = stretches((end + kSegment - 1) / kSegment);
+        groups_.push_back({i, head, head / heads_per_kv, row, rows, count, place});
+        place += static_cast<size_t>(count) * rows * group_ * (s.value_stride() + 2);
       }
+  if (!splits()) return;
   if (left_.size() < groups_.size()) left_ = std::vector<std::atomic<int>>(2 * groups_.size());
-  if (splits()) ensure(parts_, place);
+  ensure(parts_, place);
+  order_stretches();
+}
+
+// Long stretches first, so that threads end together; heads of a stretch one after another, as they lie in memory.
+void Decoder::order_stretches() {
+  stretches_.clear();
+  for (size_t begin = 0, end; begin < groups_.size(); begin = end) {
+    int most = 0;
+    for (end = begin; end < groups_.size() && groups_[end].sequence == groups_[begin].sequence; end++)
+      most = std::max(most, groups_[end].stretches);
+    for (int number = most - 1; number >= 0; number--)
+      for (size_t group = begin; group < end; group++)
+        if (number < groups_[group].stretches) stretches_.push_back({static_cast<int>(group), number});
+  }
 }
 
 void Decoder::embed(const PassRows& pass, const Entry* entry) {
@@ -190,7 +202,8 @@ void Decoder::write_cache(int layer, const float* key, const float* value, int b
   float* k = pool_ + block * s.block_floats() + layer * s.layer_floats();
   for (int head = 0; head < s.kv_heads; head++, k += s.head_floats()) {
     const size_t from = size_t(head) * s.head_dim;
-    for (int i = 0; i < s.head_dim; i++) k[size_t(i) * kKvBlock + offset] = key[from + i];
+    float* tile = k + size_t(offset / kKeyTile) * kKeyTile * s.head_dim + offset % kKeyTile;
+    for (int i = 0; i < s.head_dim; i++) tile[size_t(i) * kKeyTile] = key[from + i];
     std::memcpy(k + s.key_floats() + size_t(offset) * s.value_stride(), value + from, sizeof(float) * s.head_dim);
   }
 }
@@ -215,73 +228,67 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
   t.pool = pool_;
   t.table = pass.tables + g.sequence * pass.table_stride;
   t.block_floats = s.block_floats();
-  t.key_offset = layer * s.layer_floats() + g.kv_head * s.head_floats();
-  t.value_offset = t.key_offset + s.key_floats();
+  t.offset = layer * s.layer_floats() + g.kv_head * s.head_floats();
+  t.next = nullptr;
   t.draft_keys = keys_[layer].data() + drafted;
   t.draft_values = values_[layer].data() + drafted;
   t.draft_stride = s.kv_width();
   return t;
 }
 
-// Each job walks its segments in order. When there are fewer jobs than threads could share evenly, segments become
+// Each job walks its stretches in order. When there are fewer jobs than threads could share evenly, stretches become
 // tasks of their own: the same parts, merged in the same order, so the results are the same.
 void Decoder::attend(int layer, const PassRows& pass, bool store) {
   if (splits()) return attend_split(layer, pass, store);
   const size_t stride = w_.shape.value_stride(), unit = stride + 2;
   auto body = [&](int64_t begin, int64_t end) {
     float* memory = work_memory(attend_work(w_.shape.head_dim) + 2 * kAttendUnits * unit);
-    float *tops[2], *totals[2], *mixed[2];
+    AttendPart parts[2];
     for (int i = 0; i < 2; i++) {
-      mixed[i] = memory + i * kAttendUnits * unit;
-      tops[i] = mixed[i] + kAttendUnits * stride;
-      totals[i] = tops[i] + kAttendUnits;
+      float* mixed = memory + i * kAttendUnits * unit;
+      parts[i] = {mixed + kAttendUnits * stride, mixed + kAttendUnits * (stride + 1), mixed};
     }
     float* work = memory + 2 * kAttendUnits * unit;
     for (int64_t j = begin; j < end; j++) {
       const Group& group = groups_[j];
-      const AttendTask t = task(layer, pass, group, store);
-      for (int segment = 0; segment < group.segments; segment++) {
-        const int i = segment > 0;
-        ops().attend(t, segment, {tops[i], totals[i], mixed[i]}, work);
-        for (int u = 0; i == 1 && u < t.units; u++)
-          if (t.ends[u / t.group] > segment * kSegment)
-            ops().attend_merge(tops[0] + u, totals[0] + u, mixed[0] + u * stride, tops[1] + u, totals[1] + u,
-                               mixed[1] + u * stride, static_cast<int>(stride));
+      AttendTask t = task(layer, pass, group, store);
+      for (int stretch = 0; stretch < group.stretches; stretch++) {
+        t.next = t.keys(stretch_begin(stretch + 1));
+        ops().attend(t, stretch, parts[stretch > 0], work);
+        if (stretch > 0) ops().attend_merge(t, stretch, parts[0], parts[1]);
       }
-      finish(group, totals[0], mixed[0]);
+      finish(group, parts[0].total, parts[0].mixed);
     }
   };
   Pool::instance().parallel_for(static_cast<int64_t>(groups_.size()), body);
 }
 
 void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
-  const size_t stride = w_.shape.value_stride();
-  for (size_t j = 0; j < groups_.size(); j++) left_[j].store(groups_[j].segments, std::memory_order_relaxed);
-  auto part_of = [&](const Group& group, int segment) {
-    const size_t units = static_cast<size_t>(group.rows) * group_;
-    float* mixed = parts_.data() + group.place + segment * units * (stride + 2);
+  for (size_t j = 0; j < groups_.size(); j++) left_[j].store(groups_[j].stretches, std::memory_order_relaxed);
+  auto part_of = [&](const Group& group, int stretch) {
+    const size_t units = static_cast<size_t>(group.rows) * group_, stride = w_.shape.value_stride();
+    float* mixed = parts_.data() + group.place + stretch * units * (stride + 2);
     return AttendPart{mixed + units * stride, mixed + units * (stride + 1), mixed};
   };
   auto body = [&](int64_t begin, int64_t end) {
     float* work = work_memory(attend_work(w_.shape.head_dim));
     for (int64_t index = begin; index < end; index++) {
-      const Group& group = groups_[group_of_[index]];
-      const AttendTask t = task(layer, pass, group, store);
-      const int own = static_cast<int>(index) - group.part;
-      ops().attend(t, own, part_of(group, own), work);
-      if (left_[group_of_[index]].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-      const AttendPart state = part_of(group, 0);  // the last one to finish merges all, in order
-      for (int segment = 1; segment < group.segments; segment++) {
-        const AttendPart next = part_of(group, segment);
-        for (int u = 0; u < t.units; u++)
-          if (t.ends[u / t.group] > segment * kSegment)
-            ops().attend_merge(state.top + u, state.total + u, state.mixed + u * stride, next.top + u, next.total + u,
-                               next.mixed + u * stride, static_cast<int>(stride));
+      const auto [j, number] = stretches_[index];
+      const Group& group = groups_[j];
+      AttendTask t = task(layer, pass, group, store);
+      if (index + 1 < end) {
+        const Stretch& next = stretches_[index + 1];
+        t.next = task(layer, pass, groups_[next.group], store).keys(stretch_begin(next.number));
       }
+      ops().attend(t, number, part_of(group, number), work);
+      if (left_[j].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+      const AttendPart state = part_of(group, 0);  // the last one to finish merges all, in order
+      for (int stretch = 1; stretch < group.stretches; stretch++)
+        ops().attend_merge(t, stretch, state, part_of(group, stretch));
       finish(group, state.total, state.mixed);
     }
   };
-  Pool::instance().parallel_for(static_cast<int64_t>(group_of_.size()), body);
+  Pool::instance().parallel_for(static_cast<int64_t>(stretches_.size()), body);
 }
 
 void Decoder::finish(const Group& g, const float* totals, const float* mixed) {

@@ -22,8 +22,8 @@ struct DecoderShape {
   int q_width() const { return heads * head_dim; }
   int kv_width() const { return kv_heads * head_dim; }
   int value_stride() const { return (head_dim + 15) / 16 * 16; }
-  // Floats of one layer in a block: per key-value head keys [head_dim, kKvBlock], then values [kKvBlock, stride], side by
-  // side since a task reads both and processors read ahead.
+  // Floats of one layer in a block: per key-value head keys [kKvBlock / kKeyTile, head_dim, kKeyTile], then values
+  // [kKvBlock, stride]: one run of memory in the order in which a task reads it. Memory is slower where runs are short.
   size_t key_floats() const { return static_cast<size_t>(head_dim) * kKvBlock; }
   size_t head_floats() const { return key_floats() + static_cast<size_t>(kKvBlock) * value_stride(); }
   size_t layer_floats() const { return head_floats() * kv_heads; }
@@ -81,13 +81,16 @@ class Decoder {
 
  private:
   struct Group {  // one attention job: rows of a sequence, heads that share a key-value head
-    int sequence, head, kv_head, first_row, rows, segments;
-    int part;      // number of its first segment among all
+    int sequence, head, kv_head, first_row, rows, stretches;
     size_t place;  // of its first part in parts_
+  };
+  struct Stretch {
+    int group, number;
   };
 
   void prepare(const PassRows& pass, bool store, const Entry* entry);
   void make_groups(const PassRows& pass);
+  void order_stretches();
   void embed(const PassRows& pass, const Entry* entry);
   void keep_features(int layer, float* features);
   void project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out);
@@ -115,8 +118,8 @@ class Decoder {
   std::vector<std::vector<float>> keys_, values_;  // by layer
   std::vector<int32_t> positions_, ends_, ids_;
   std::vector<Group> groups_;
-  std::vector<int> group_of_;  // group of each part
-  std::vector<std::atomic<int>> left_;  // segments of each group still to be done
+  std::vector<Stretch> stretches_;      // of all groups, in the order in which they are taken
+  std::vector<std::atomic<int>> left_;  // stretches of each group still to be done
 };
 
 }  // namespace slip

@@ -22,22 +22,28 @@ SLIP_INLINE void store_part(float* p, f32x16 a, int n) {
 
 // Cephes' expf (Moshier) with fused multiply-adds: at most 1 unit in the last place off, 0 below -87.33654, e^88.37626
 // from there on, NaN stays NaN. Adding 1.5 * 2^23 + 127 rounds to a whole number and leaves number + 127, the exponent
-// of the power of two, in the lowest bits.
+// of the power of two, in the lowest bits. Several at once, step by step, since each step waits for the one before.
+template <int N> SLIP_INLINE void exp_each(f32x16 (&x)[N]) {
+  const f32x16 low = bcast(-87.33654f), high = bcast(88.37626f), shift = bcast(12582912.0f + 127.0f);
+  constexpr float kTerms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  f32x16 shifted[N], rest[N], poly[N];
+  SLIP_UNROLL for (int k = 0; k < N; k++) rest[k] = vmax(low, vmin(high, x[k]));
+  SLIP_UNROLL for (int k = 0; k < N; k++) shifted[k] = fma(rest[k], bcast(1.44269504f), shift);
+  SLIP_UNROLL for (int k = 0; k < N; k++) poly[k] = sub(shifted[k], shift);
+  SLIP_UNROLL for (int k = 0; k < N; k++) rest[k] = fma(poly[k], bcast(-0.693359375f), rest[k]);
+  SLIP_UNROLL for (int k = 0; k < N; k++) rest[k] = fma(poly[k], bcast(2.12194440e-4f), rest[k]);
+  SLIP_UNROLL for (int k = 0; k < N; k++) poly[k] = bcast(1.9875691500e-4f);
+  SLIP_UNROLL for (int t = 0; t < 5; t++)
+    SLIP_UNROLL for (int k = 0; k < N; k++) poly[k] = fma(poly[k], rest[k], bcast(kTerms[t]));
+  SLIP_UNROLL for (int k = 0; k < N; k++) poly[k] = add(fma(poly[k], mul(rest[k], rest[k]), rest[k]), bcast(1.0f));
+  SLIP_UNROLL for (int k = 0; k < N; k++) poly[k] = mul(poly[k], as_f32(shl<23>(as_i32(shifted[k]))));
+  SLIP_UNROLL for (int k = 0; k < N; k++) x[k] = select(gt(low, x[k]), zero(), poly[k]);
+}
+
 SLIP_INLINE f32x16 exp(f32x16 x) {
-  const f32x16 low = bcast(-87.33654f), shift = bcast(12582912.0f + 127.0f);
-  const f32x16 held = vmax(low, vmin(bcast(88.37626f), x));
-  const f32x16 shifted = fma(held, bcast(1.44269504f), shift);
-  const f32x16 whole = sub(shifted, shift);
-  const f32x16 rest = fma(whole, bcast(2.12194440e-4f), fma(whole, bcast(-0.693359375f), held));
-  f32x16 poly = bcast(1.9875691500e-4f);
-  poly = fma(poly, rest, bcast(1.3981999507e-3f));
-  poly = fma(poly, rest, bcast(8.3334519073e-3f));
-  poly = fma(poly, rest, bcast(4.1665795894e-2f));
-  poly = fma(poly, rest, bcast(1.6666665459e-1f));
-  poly = fma(poly, rest, bcast(5.0000001201e-1f));
-  const f32x16 value = add(fma(poly, mul(rest, rest), rest), bcast(1.0f));
-  const f32x16 power = as_f32(shl<23>(as_i32(shifted)));
-  return select(gt(low, x), zero(), mul(value, power));
+  f32x16 one[1] = {x};
+  exp_each(one);
+  return one[0];
 }
 
 void exp_all(const float* x, int n, float* out) {

@@ -6,9 +6,18 @@
 
 namespace slip {
 
-constexpr int kKvBlock = 32;      // positions per KV block
-constexpr int kSegment = 128;     // keys per softmax segment; segments start at absolute positions 0, 128, ...
+constexpr int kKvBlock = 128;     // positions per KV block
+constexpr int kKeyTile = 64;      // keys of a block that lie side by side
+constexpr int kSegment = 128;     // keys that are scored at once; segments start at absolute positions 0, 128, ...
+constexpr int kStretch = 4;       // segments per stretch, but for the first ones
 constexpr int kAttendUnits = 96;  // most units of one attention task; they share one reading of keys and values
+static_assert(kSegment == kKvBlock, "a segment's cached keys are in one block");
+
+// A stretch is what one task does alone: the first segments, one each, then kStretch segments each, so that threads
+// share short contexts evenly and long ones are rarely merged. First segment of a stretch; stretches that n > 0
+// segments take.
+constexpr int stretch_begin(int stretch) { return stretch < kStretch ? stretch : kStretch * (stretch - kStretch + 1); }
+constexpr int stretches(int n) { return n < kStretch ? n : kStretch - 1 + (n + kStretch - 1) / kStretch; }
 
 // One attention task: the rows of one sequence that share one key-value head. Unit u is query head u % group of row
 // u / group. A row's keys are the cached positions below `cached` and then its drafted ancestors in depth order and
@@ -25,10 +34,16 @@ struct AttendTask {
   int cached;
   const float* pool;        // KV blocks
   const int32_t* table;     // blocks of the sequence
-  size_t block_floats, key_offset, value_offset;  // offsets of this layer and head in a block
+  size_t block_floats, offset;  // of a block; of this layer's and head's keys in it, which their values follow
+  const float* next;            // keys that the thread reads after this task, or null
   const float* draft_keys;  // [drafted rows, draft_stride], this layer and head
   const float* draft_values;
   ptrdiff_t draft_stride;
+
+  // Cached keys of a segment, or null.
+  const float* keys(int segment) const {
+    return segment * kSegment < cached ? pool + table[segment] * block_floats + offset : nullptr;
+  }
 };
 
 // Softmax over some keys: largest score, sum of e^(score - largest), values weighted by the same. [units] and
@@ -49,11 +64,10 @@ struct OpsTable {
   // Halves (a, b) of one head become (a cos - b sin, b cos + a sin).
   void (*rotate)(float* x, const float* cos, const float* sin, int half);
   void (*exp)(const float* x, int n, float* out);
-  // One segment of one task. work: attend_work(head_dim) floats.
-  void (*attend)(const AttendTask& task, int segment, AttendPart part, float* work);
-  // state = state joined with part, whose keys come later, for one unit.
-  void (*attend_merge)(float* top, float* total, float* mixed, const float* part_top, const float* part_total,
-                       const float* part_mixed, int value_stride);
+  // One stretch of one task. work: attend_work(head_dim) floats.
+  void (*attend)(const AttendTask& task, int stretch, AttendPart part, float* work);
+  // state = state joined with a later stretch, for the units that reach it.
+  void (*attend_merge)(const AttendTask& task, int stretch, AttendPart state, AttendPart part);
   // out = mixed / total
   void (*attend_finish)(float total, const float* mixed, int head_dim, float* out);
 };

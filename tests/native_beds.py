@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import Draft
 from slipstream.kernels import native
+from slipstream.kernels.passes import BLOCK, KEY_TILE
 from slipstream.kernels.reference_decoder import ReferenceDecoder
 from slipstream.models.config import ModelConfig
 from slipstream.models.files import ModelFile
@@ -127,12 +128,16 @@ def target(family: str = "llama", features: tuple[int, ...] = (), kind: str = "F
 
 
 def twin(
-    family: str, monkeypatch: Any, features: tuple[int, ...] = (), decoder: type[ReferenceDecoder] = ReferenceDecoder
+    family: str,
+    monkeypatch: Any,
+    features: tuple[int, ...] = (),
+    decoder: type[ReferenceDecoder] = ReferenceDecoder,
+    **changes: Any,
 ) -> NativeTarget:
     """The same target on the numpy twin, or on a changed one."""
     with monkeypatch.context() as patch:
         patch.setattr("slipstream.targets.native.model.make_decoder", decoder)
-        return target(family, features)
+        return target(family, features, **changes)
 
 
 def core() -> Any:
@@ -190,10 +195,11 @@ def cache_of(subject: NativeTarget, slot: int) -> np.ndarray:
     shape, slots = subject._shape, subject._slots
     rows = []
     for position in range(subject.length(slot)):
-        block = slots.pool.data[slots.tables[slot, position // 32]].reshape(shape.layers, shape.kv_heads, -1)
-        split, place = shape.head_dim * 32, position % 32
-        keys = block[..., :split].reshape(shape.layers, shape.kv_heads, shape.head_dim, 32)[..., place]
-        values = block[..., split:].reshape(shape.layers, shape.kv_heads, 32, -1)[:, :, place, : shape.head_dim]
+        block = slots.pool.data[slots.tables[slot, position // BLOCK]].reshape(shape.layers, shape.kv_heads, -1)
+        split, place = shape.head_dim * BLOCK, position % BLOCK
+        tiles = block[..., :split].reshape(shape.layers, shape.kv_heads, -1, shape.head_dim, KEY_TILE)
+        keys = tiles[:, :, place // KEY_TILE, :, place % KEY_TILE]
+        values = block[..., split:].reshape(shape.layers, shape.kv_heads, BLOCK, -1)[:, :, place, : shape.head_dim]
         rows.append(np.stack([keys, values], axis=1))
     return np.stack(rows) if rows else np.zeros((0,))
 

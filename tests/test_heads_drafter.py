@@ -16,6 +16,7 @@ from slipstream.drafters.heads.eagle import Eagle
 from slipstream.drafters.heads.medusa import Medusa, grow
 from slipstream.drafters.heads.parts import parts_of
 from slipstream.drafters.heads.probe import own_text
+from slipstream.kernels.passes import BLOCK, KEY_TILE
 from slipstream.sampling import RowSampler
 from test_heads_probe import MODEL, PROMPT, trained
 
@@ -51,10 +52,10 @@ def entries(drafter, memory):
     """Keys and values of a memory: [entries, floats]; every head of the beds has two key-value heads of 16 values."""
     found = []
     for place in range(len(memory.places)):
-        block = drafter.memories.pool.data[drafter.memories.slots.tables[memory.slot, place // 32]]
-        tiles = block.reshape(-1, 2, 16 * 32)  # per layer and head: keys [16, 32], values [32, 16]
-        keys, values = tiles[:, 0].reshape(-1, 16, 32), tiles[:, 1].reshape(-1, 32, 16)
-        found.append(np.concatenate([keys[..., place % 32].reshape(-1), values[:, place % 32].reshape(-1)]))
+        block = drafter.memories.pool.data[drafter.memories.slots.tables[memory.slot, place // BLOCK]]
+        halves, at = block.reshape(-1, 2, 16 * BLOCK), place % BLOCK  # per layer and head: keys, then values
+        keys, values = halves[:, 0].reshape(-1, BLOCK // KEY_TILE, 16, KEY_TILE), halves[:, 1].reshape(-1, BLOCK, 16)
+        found.append(np.concatenate([keys[:, at // KEY_TILE, :, at % KEY_TILE].reshape(-1), values[:, at].reshape(-1)]))
     return np.array(found)
 
 

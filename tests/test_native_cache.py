@@ -10,7 +10,7 @@ import pytest
 from native_beds import cache_of, logits_of, model, opened, random_tree, same_bits, target, tokens
 from slipstream.core.errors import InputError
 from slipstream.core.tree import Draft, chain
-from slipstream.kernels.passes import BLOCK, SEGMENT
+from slipstream.kernels.passes import BLOCK, KEY_TILE, SEGMENT, STRETCH
 from slipstream.targets.base import RowInput
 from slipstream.targets.native.kv import BlockPool, Slots
 from slipstream.targets.native.model import NativeTarget
@@ -74,20 +74,20 @@ def test_a_second_forward_replaces_the_first():
         subject.commit([[]])
 
 
-@pytest.mark.parametrize("keep", [0, 1, 31, 32, 33, 64, 90])
+@pytest.mark.parametrize("keep", [0, 1, 32, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 58])
 def test_truncate_then_go_on(keep):
     subject = target("qwen2")
-    first, second = tokens(90, 1), tokens(50, 2)
+    first, second = tokens(BLOCK + 58, 1), tokens(50, 2)
     slot = opened(subject, first)
     subject.truncate(slot, keep)
     subject.prefill(slot, second)
     assert same_bits(cache_of(subject, slot), fresh_cache(subject, first[:keep] + second))
 
 
-@pytest.mark.parametrize("keep", [0, 5, 32, 60, 64])
+@pytest.mark.parametrize("keep", [0, 5, 60, BLOCK, BLOCK + 4])
 def test_forks_share_blocks_and_never_disturb_each_other(keep):
     subject = target("llama")
-    prompt = tokens(64, 1)
+    prompt = tokens(BLOCK + 4, 1)
     slot = opened(subject, prompt)
     used = subject._slots.pool.used
     fork = subject.fork(slot, keep)
@@ -119,7 +119,7 @@ def test_slots_and_memory_come_back():
     with pytest.raises(InputError, match="all 8 slots"):
         subject.open()
     memory = subject.memory_bytes()
-    assert memory["kv_used"] == 8 * 3 * BLOCK * subject.kv_bytes_per_token
+    assert memory["kv_used"] == 8 * -(-70 // BLOCK) * BLOCK * subject.kv_bytes_per_token
     for slot in slots:
         subject.close(slot)
     assert subject.free_slots == 8
@@ -146,16 +146,16 @@ def test_results_that_are_held_are_never_overwritten():
 def test_a_full_cache_is_one_clear_error():
     """More sequences than blocks: the request that asks is refused, the others go on."""
     pool = BlockPool(3, 8)
-    slots = Slots(pool, 4, 64)
+    slots = Slots(pool, 4, 2 * BLOCK)
     a, b = slots.open(), slots.open()
-    slots.reserve(a, 64)
-    slots.reserve(b, 32)
-    slots.grow(b, 32)
+    slots.reserve(a, 2 * BLOCK)
+    slots.reserve(b, BLOCK)
+    slots.grow(b, BLOCK)
     with pytest.raises(InputError, match="KV cache is full"):
-        slots.reserve(b, 33)
+        slots.reserve(b, BLOCK + 1)
     slots.check()
     slots.close(a)
-    slots.reserve(b, 33)
+    slots.reserve(b, BLOCK + 1)
     assert pool.used == 2
 
 
@@ -252,9 +252,9 @@ def test_debug_runs_refuse_a_path_that_skips_a_node():
 def test_a_slot_that_changed_since_the_pass_cannot_be_committed():
     """Its blocks may belong to another request by then."""
     subject = target("llama")
-    slot = opened(subject, tokens(64, 1))
+    slot = opened(subject, tokens(BLOCK, 1))
     subject.forward([RowInput(slot, 1, chain([2, 3]))])
-    subject.truncate(slot, 64)
+    subject.truncate(slot, BLOCK)
     with pytest.raises(InputError, match="truncated or closed"):
         subject.commit([[0, 1]])
     subject.forward([RowInput(slot, 1)])
@@ -284,6 +284,8 @@ def test_block_sizes_agree():
     constants = (Path(__file__).parent.parent / "csrc" / "ops.h").read_text()
     assert f"kKvBlock = {BLOCK};" in constants
     assert f"kSegment = {SEGMENT};" in constants
+    assert f"kKeyTile = {KEY_TILE};" in constants
+    assert f"kStretch = {STRETCH};" in constants
     small = NativeTarget.load(model("llama"), max_context=50, slots=2)
-    assert small._slots.tables.shape == (2, 2)
+    assert small._slots.tables.shape == (2, 1)
     assert small.kv_bytes_per_token == 4 * 2 * 2 * 2 * 16

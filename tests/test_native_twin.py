@@ -30,6 +30,23 @@ def test_core_and_twin_agree_in_every_bit(family, monkeypatch):
         assert np.isfinite(ours[:, :7]).all()
 
 
+@pytest.mark.parametrize("length", [511, 512, 640, 1100])
+def test_long_contexts_agree_with_the_twin(length, monkeypatch):
+    """Stretches of one and of several segments, and how they merge; the twin takes the cache over, it is slow."""
+    subject, slow = target("qwen2", max_context=1200), twin("qwen2", monkeypatch, max_context=1200)
+    tree = random_tree(5, 3)
+    slots = [opened(subject, tokens(length, 1)), slow.open()]
+    slow._slots.reserve(slots[1], length)
+    slow._slots.grow(slots[1], length)
+    ours, theirs = (each._slots.tables[slot] for each, slot in zip((subject, slow), slots, strict=True))
+    slow._slots.pool.data[theirs] = subject._slots.pool.data[ours]
+    seen = [
+        each.forward([RowInput(slot, 7, tree)]).logits[0] for each, slot in zip((subject, slow), slots, strict=True)
+    ]
+    assert same_bits(*seen)
+    assert np.isfinite(seen[0]).all()
+
+
 def test_twin_serves_where_the_core_is_missing(monkeypatch):
     """Without a compiler the same class of objects answers, with the same logits."""
     expected = target("llama")

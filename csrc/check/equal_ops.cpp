@@ -19,7 +19,7 @@ Floats random_floats(std::mt19937& random, size_t count, float size) {
   return values;
 }
 
-// Queries of a random tree over a cache in scattered blocks; all segments, merged in order.
+// Queries of a random tree over a cache in scattered blocks; all stretches, merged in order.
 struct Case {
   int head_dim, rows, cached, group = 3;
   int stride = (head_dim + 15) / 16 * 16, width = 2 * head_dim;
@@ -47,20 +47,19 @@ struct Case {
     const int units = rows * group;
     const slip::AttendTask task{q.data(), static_cast<ptrdiff_t>(group) * head_dim, ends.data(), ids.data(),
                                 parents.data(), units, group, head_dim, stride, 0.25f, cached, pool.data(),
-                                table.data(), block, 0, keys_of_block, keys.data(), values.data(), width};
+                                table.data(), block, 0, nullptr, keys.data(), values.data(), width};
     Floats work(slip::attend_work(head_dim)), out(static_cast<size_t>(units) * static_cast<size_t>(head_dim));
     Floats top[2], total[2], mixed[2];
+    slip::AttendPart parts[2];
     for (int i = 0; i < 2; i++) {
       top[i].resize(static_cast<size_t>(units)), total[i].resize(static_cast<size_t>(units));
       mixed[i].resize(static_cast<size_t>(units) * static_cast<size_t>(stride));
+      parts[i] = {top[i].data(), total[i].data(), mixed[i].data()};
     }
-    for (int segment = 0; segment * slip::kSegment < cached + rows; segment++) {
-      const int i = segment > 0;
-      ops.attend(task, segment, {top[i].data(), total[i].data(), mixed[i].data()}, work.data());
-      for (int u = 0; i == 1 && u < units; u++)
-        if (ends[static_cast<size_t>(u / group)] > segment * slip::kSegment)
-          ops.attend_merge(top[0].data() + u, total[0].data() + u, mixed[0].data() + u * stride, top[1].data() + u,
-                           total[1].data() + u, mixed[1].data() + u * stride, stride);
+    const int most = cached + rows;
+    for (int stretch = 0; slip::stretch_begin(stretch) * slip::kSegment < most; stretch++) {
+      ops.attend(task, stretch, parts[stretch > 0], work.data());
+      if (stretch > 0) ops.attend_merge(task, stretch, parts[0], parts[1]);
     }
     for (int u = 0; u < units; u++)
       ops.attend_finish(*(total[0].data() + u), mixed[0].data() + u * stride, head_dim, out.data() + u * head_dim);
@@ -95,7 +94,7 @@ int main() {
     std::mt19937 random(7);
     for (const int head_dim : {10, 24, 64, 128})
       for (const int rows : {1, 3, 9, 30})
-        for (const int cached : {0, 1, 127, 200, 256}) {
+        for (const int cached : {0, 1, 127, 200, 256, 510, 1100}) {
           const Case example(random, head_dim, rows, cached);
           different += !same(example.run(generic), example.run(ops));
         }

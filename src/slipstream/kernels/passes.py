@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
     from slipstream.kernels.packed import Packed
 
-BLOCK = 32
+BLOCK = 128
 """Positions per KV block."""
+KEY_TILE = 64
+"""Keys of a block that lie side by side."""
 SEGMENT = 128
-"""Keys per softmax segment; segments start at absolute positions 0, 128, 256, ..."""
+"""Keys that are scored at once; segments start at absolute positions 0, 128, 256, ..."""
+STRETCH = 4
+"""Segments of a stretch, which one thread goes through alone; the first STRETCH segments are stretches of their own."""
 LANES = 16
 
 
@@ -50,7 +54,7 @@ class DecoderShape:
 
     @property
     def layer_floats(self) -> int:
-        """Floats of one layer in a block: per head keys [head_dim, BLOCK], then values [BLOCK, stride]."""
+        """One layer of a block: per head keys [BLOCK / KEY_TILE, head_dim, KEY_TILE], values [BLOCK, stride]."""
         return self.kv_heads * BLOCK * (self.head_dim + self.value_stride)
 
     @property

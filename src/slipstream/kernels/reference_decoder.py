@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.kernels.pack import unpack_rows
-from slipstream.kernels.passes import BLOCK, LANES, SEGMENT, DecoderWeights, LayerWeights, Pass
+from slipstream.kernels.passes import BLOCK, KEY_TILE, LANES, SEGMENT, STRETCH, DecoderWeights, LayerWeights, Pass
 from slipstream.kernels.reference import fma, linear
 
 if TYPE_CHECKING:
@@ -91,11 +92,24 @@ def larger(a: Floats, b: Floats) -> Floats:
 def attend(q: Floats, keys: Floats, values: Floats) -> Floats:
     """Attention of one row. q [heads, d]; keys and values [n, kv_heads, d], in key order; returns [heads, d].
 
-    Every SEGMENT keys form a softmax of their own (largest score, sum, weighted values); segments merge in order.
+    Keys of a stretch form a softmax of their own (largest score, sum, weighted values), which takes up one segment
+    after another; stretches merge in order.
     """
+    state: tuple[Floats, Floats, Floats] | None = None
+    short, long = STRETCH * SEGMENT, len(keys)
+    edges = [*range(0, min(short, long), SEGMENT), *range(short, long, STRETCH * SEGMENT), long]
+    for start, stop in itertools.pairwise(edges):
+        part = attend_stretch(q, keys[start:stop], values[start:stop])
+        state = part if state is None else merge(state, part)
+    assert state is not None, "a row attends at least to itself"
+    return state[2] * (np.float32(1) / state[1])[:, None]
+
+
+def attend_stretch(q: Floats, keys: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Largest score, sum of e^(score - largest) and values weighted by the same, over the keys of a stretch."""
     group = q.shape[0] // keys.shape[1]
     scale = np.float32(1.0 / np.sqrt(q.shape[1]))
-    state: tuple[Floats, Floats, Floats] | None = None
+    top, total, mixed = np.full(q.shape[0], -np.inf, np.float32), np.zeros(q.shape[0], np.float32), np.zeros_like(q)
     for start in range(0, len(keys), SEGMENT):
         k = np.repeat(keys[start : start + SEGMENT], group, axis=1)
         v = np.repeat(values[start : start + SEGMENT], group, axis=1)
@@ -103,18 +117,16 @@ def attend(q: Floats, keys: Floats, values: Floats) -> Floats:
         for i in range(q.shape[1]):
             scores = fma(q[:, i, None], k[:, :, i].T, scores)
         scores = scores * scale
-        top = np.full(q.shape[0], -np.inf, np.float32)
+        before = top
         for j in range(len(k)):
             top = larger(top, scores[:, j])
+        shrink = exp(before - top)
         weights = exp(scores - top[:, None])
-        total = lane_sum(weights)
-        mixed = np.zeros_like(q)
+        total = fma(total, shrink, lane_sum(weights))
+        mixed = mixed * shrink[:, None]
         for j in range(len(k)):
             mixed = fma(weights[:, j, None], v[j], mixed)
-        part = (top, total, mixed)
-        state = part if state is None else merge(state, part)
-    assert state is not None, "a row attends at least to itself"
-    return state[2] * (np.float32(1) / state[1])[:, None]
+    return top, total, mixed
 
 
 def merge(old: tuple[Floats, Floats, Floats], new: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats, Floats]:
@@ -165,7 +177,7 @@ class ReferenceDecoder:
         for row, block, offset in zip(rows.tolist(), blocks.tolist(), offsets.tolist(), strict=True):
             for layer in range(self.shape.layers):
                 keys, values = self._tiles(block, layer)
-                keys[:, :, offset] = self._keys[layer, row]
+                keys[:, offset // KEY_TILE, :, offset % KEY_TILE] = self._keys[layer, row]
                 values[:, offset, : self.shape.head_dim] = self._values[layer, row]
 
     def store_all(self, rows: Pass) -> None:
@@ -219,7 +231,7 @@ class ReferenceDecoder:
         path.reverse()
         tiles = [self._tiles(int(block), layer) for block in rows.tables[sequence, : -(-prefix // BLOCK)]]
         width = self.shape.head_dim
-        keys = [keys.transpose(2, 0, 1) for keys, _ in tiles]
+        keys = [keys.transpose(1, 3, 0, 2).reshape(BLOCK, *keys.shape[::2]) for keys, _ in tiles]
         values = [values.transpose(1, 0, 2)[:, :, :width] for _, values in tiles]
         empty = np.zeros((0, self.shape.kv_heads, width), np.float32)
         cached_keys = np.concatenate([*keys, empty])[:prefix]
@@ -229,11 +241,11 @@ class ReferenceDecoder:
         return attend(q, all_keys, all_values)
 
     def _tiles(self, block: int, layer: int) -> tuple[Floats, Floats]:
-        """Views of one layer of a block: keys [kv_heads, head_dim, BLOCK], values [kv_heads, BLOCK, stride]."""
+        """Views of one layer of a block: keys [kv_heads, n, head_dim, KEY_TILE], values [kv_heads, BLOCK, stride]."""
         shape = self.shape
         part = self.pool[block, layer * shape.layer_floats : (layer + 1) * shape.layer_floats]
         heads, split = part.reshape(shape.kv_heads, -1), shape.head_dim * BLOCK
-        keys = heads[:, :split].reshape(shape.kv_heads, shape.head_dim, BLOCK)
+        keys = heads[:, :split].reshape(shape.kv_heads, -1, shape.head_dim, KEY_TILE)
         return keys, heads[:, split:].reshape(shape.kv_heads, BLOCK, shape.value_stride)
 
 
