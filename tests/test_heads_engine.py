@@ -7,11 +7,12 @@ import numpy as np
 import beds
 import native_beds
 from slipstream.core.types import Offers
+from slipstream.drafters.base import Drafter
 
 LAYERS = (0, 2)
 
 
-class Watcher:
+class Watcher(Drafter):
     """A drafter that offers nothing and writes down what it is shown."""
 
     name = "watcher"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError
+from slipstream.kernels.passes import BLOCK
 from slipstream.targets.native.kv import BlockPool, Slots
 from slipstream.targets.slots import common_prefix
 
@@ -69,7 +70,7 @@ class Memories:
     """All texts of a head, over one pool of blocks."""
 
     def __init__(self, block_floats: int, max_context: int) -> None:
-        per_slot = -(-max_context // 32)
+        per_slot = -(-max_context // BLOCK)
         self.pool = BlockPool(SLOTS * per_slot, block_floats)
         self.slots = Slots(self.pool, SLOTS, max_context)
         self._live: dict[int, Memory] = {}
