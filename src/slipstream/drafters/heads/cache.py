@@ -41,27 +41,27 @@ class Memory:
     places: list[int]
     next: int
     waiting: list[NDArray[np.float32]] = field(default_factory=list)
-
-    @property
-    def unread(self) -> int:
-        """Tokens whose features wait."""
-        return sum(len(part) for part in self.waiting)
+    unread: int = 0
+    """Tokens whose features wait."""
 
     def add(self, start: int, features: NDArray[np.floating[Any]]) -> None:
         """Features of the tokens from `start` on; where there is a gap before it, what waits is dropped."""
         if start != self.next:
             # What waits must be next to `next`: tokens without features between them are rare, and then left out.
-            self.waiting = []
-        self.waiting.append(np.array(features[-LOOK_BACK:], np.float32))
+            self.waiting, self.unread = [], 0
+        last = features[-LOOK_BACK:]
+        self.waiting.append(np.asarray(last if len(last) == len(features) else last.copy(), np.float32))
+        self.unread += len(last)
         self.next = start + len(features)
         while self.unread - len(self.waiting[0]) >= LOOK_BACK:
-            del self.waiting[0]
+            self.unread -= len(self.waiting.pop(0))
 
     def take(self, count: int) -> tuple[NDArray[np.float32], list[int]]:
         """The first `count` waiting features [count, width], and the tokens that follow theirs; they become entries."""
         first = self.next - self.unread
         joined = self.waiting[0] if len(self.waiting) == 1 else np.concatenate(self.waiting)
         self.waiting = [joined[count:]] if count < len(joined) else []
+        self.unread -= count
         self.places += range(first, first + count)
         return np.ascontiguousarray(joined[:count]), self.tokens[first + 1 : first + 1 + count]
 
@@ -119,7 +119,7 @@ class Memories:
         if not keep or not memory.places:
             self.slots.close(memory.slot)
             return
-        memory.tokens, memory.waiting = list(memory.tokens), []
+        memory.tokens, memory.waiting, memory.unread = list(memory.tokens), [], 0
         self._kept.append(memory)
         while len(self._kept) > KEPT:
             self.slots.close(self._kept.pop(0).slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,7 +50,7 @@ def candidates(
         return [], [], []
     places, logs = found[1], found[2]
     if greedy:
-        chances = [min(chance, MOST_CERTAIN) for chance in np.exp(logs).tolist()]
+        chances = [min(math.exp(log), MOST_CERTAIN) for log in logs]
         return [ids.item(place) for place in places], chances, chances
     tokens = ids[places].astype(np.int64)
     key = noise.key(row.seed, len(row.tokens) + len(path))

@@ -263,7 +263,7 @@ class Eagle(HeadDrafter):
 
 def _complete(row: Row, memory: Memory) -> bool:
     """Whether features wait, and they are all that come before the row's anchor."""
-    return bool(memory.waiting) and memory.next == len(row.tokens) - 1
+    return memory.unread > 0 and memory.next == len(row.tokens) - 1
 
 
 def _keep(made: Made, rows: Sequence[tuple[_Row, int]]) -> None:
