@@ -212,7 +212,7 @@ def test_planted_probes_paid_by_every_row_are_seen(monkeypatch):
             for name, surprise in self.merger.learn(seen.row, seen.verdict.tokens):
                 self.sources[name].refund(surprise)
 
-    monkeypatch.setattr(Adaptive, "_refund", every_row)
+    monkeypatch.setattr(Adaptive, "_learn", every_row)
     assert crowd_speed() < 0.9
 
 
@@ -361,6 +361,18 @@ def test_fault_25_a_row_for_which_nothing_pays_is_hardly_asked():
     guesser = turning(turn=10**9)
     World([guesser]).run(Adaptive(8), 1000)
     assert guesser.asked < 100
+
+
+def asked_per_row(rows):
+    guesser = Guesser("useless", 0.0, 0.000001)
+    World([guesser], flat, rows=rows).run(Adaptive(), 60)
+    return guesser.asked / rows
+
+
+def test_fault_25_rows_of_a_batch_are_left_alone_sooner(monkeypatch):
+    assert asked_per_row(16) < 0.6 * asked_per_row(1)
+    monkeypatch.setattr(asking, "FEWEST_ANSWERS", asking.QUIET_AFTER)
+    assert asked_per_row(16) > 0.6 * asked_per_row(1), "and the same patience with every row would be seen"
 
 
 def test_rows_rest_on_their_own():

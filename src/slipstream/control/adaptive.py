@@ -114,7 +114,7 @@ class Adaptive:
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
         for row, of_row, count in zip(rows, given, counts, strict=True):
             if of_row:
-                self._rest(row).answered(count > 0)
+                self._rest(row).answered(count > 0, len(rows))
         for offer in offers[0]:
             source = self._source(offer.source)
             if not source.free:

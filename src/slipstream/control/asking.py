@@ -23,7 +23,9 @@ PROBE_SMOOTHING = 0.5
 SLACK = 0.5
 """Part of a level's cost that its expected gain must reach for the drafter to go on; its own chances are rough."""
 QUIET_AFTER = 16
-"""Answers in a row of which nothing was worth verifying, after which cheap drafters rest for a row."""
+"""Answers in a row of which nothing was worth verifying, after which cheap drafters rest for the row; divided by the
+rows of the batch, but no fewer than FEWEST_ANSWERS: the more rows share a pass, the less one of them can win."""
+FEWEST_ANSWERS = 2
 LONGEST_REST = 16
 """Steps; rests double up to here. A text that turns into copying is noticed at most so many tokens late."""
 
@@ -42,10 +44,11 @@ class Rest:
             return True
         return False
 
-    def answered(self, worthwhile: bool) -> None:
+    def answered(self, worthwhile: bool, rows: int) -> None:
         """The row's drafters were asked, and something of what they offered was verified or nothing."""
+        patience = max(FEWEST_ANSWERS, QUIET_AFTER // rows)
         self._in_vain = 0 if worthwhile else self._in_vain + 1
-        self._length = min(max(1, 2 * self._length), LONGEST_REST) if self._in_vain >= QUIET_AFTER else 0
+        self._length = min(max(1, 2 * self._length), LONGEST_REST) if self._in_vain >= patience else 0
         self._left = self._length
 
 
