@@ -11,6 +11,10 @@ namespace nb = nanobind;
 
 namespace {
 
+void check_belief(double belief) {
+  if (!(belief >= 0.0 && belief <= 1.0)) throw nb::value_error("beliefs lie from 0 to 1");
+}
+
 // (source, tokens, parents, beliefs); raises ValueError unless it is a tree with beliefs from 0 to 1.
 std::vector<slip::Offer> offers_of(const nb::list& given) {
   std::vector<slip::Offer> offers;
@@ -21,9 +25,11 @@ std::vector<slip::Offer> offers_of(const nb::list& given) {
     const slip::Offer& made = offers.back();
     if (made.parents.size() != made.tokens.size() || made.beliefs.size() != made.tokens.size() || made.source < 0)
       throw nb::value_error("an offer's tokens, parents and beliefs do not fit each other");
-    for (size_t i = 0; i < made.tokens.size(); i++)
-      if (made.parents[i] < -1 || made.parents[i] >= static_cast<int32_t>(i) || !(made.beliefs[i] >= 0.0 && made.beliefs[i] <= 1.0))
-        throw nb::value_error("parents come before their children, beliefs lie from 0 to 1");
+    for (size_t i = 0; i < made.tokens.size(); i++) {
+      if (made.parents[i] < -1 || made.parents[i] >= static_cast<int32_t>(i))
+        throw nb::value_error("parents come before their children");
+      check_belief(made.beliefs[i]);
+    }
   }
   return offers;
 }
@@ -47,7 +53,13 @@ nb::tuple spread(const std::vector<std::vector<double>>& reaches, const std::vec
 void bind_tree(nb::module_& m) {
   nb::class_<slip::Ranker>(m, "Ranker")
       .def(nb::init<>())
-      .def("chance", &slip::Ranker::chance, nb::arg("source"), nb::arg("belief"), nb::arg("depth"))
+      .def(
+          "chance",
+          [](const slip::Ranker& self, int32_t source, double belief, int32_t depth) {
+            check_belief(belief);
+            return self.chance(source, belief, depth);
+          },
+          nb::arg("source"), nb::arg("belief"), nb::arg("depth"))
       .def("rank", &rank, nb::arg("row"), nb::arg("offers"), nb::arg("keys"), nb::arg("scale"), nb::arg("keep"))
       .def("learn", &slip::Ranker::learn, nb::arg("row"), nb::arg("emitted"))
       .def("forget", &slip::Ranker::forget, nb::arg("row"));

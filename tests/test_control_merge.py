@@ -310,5 +310,16 @@ def test_the_compiled_ranker_equals_its_twin_where_a_source_repeats_itself():
 def test_offers_that_are_no_trees_are_refused_by_the_core(offer):
     if tree_kernels.native.core is None:
         pytest.skip("there is no compiled core")
-    with pytest.raises(ValueError, match=r"offer|parents"):
+    with pytest.raises(ValueError, match=r"offer|parents|beliefs"):
         tree_kernels.make_ranker().rank(0, [offer], [], 0.0, False)
+
+
+@pytest.mark.parametrize("belief", [-0.1, 1.1, float("nan")])
+def test_a_belief_that_is_no_probability_has_no_chance(belief):
+    if tree_kernels.native.core is None:
+        pytest.skip("there is no compiled core")
+    ranker = tree_kernels.make_ranker()
+    ranker.rank(0, [(0, [1], [-1], [0.5])], [], 0.0, True)
+    ranker.learn(0, [1])
+    with pytest.raises(ValueError, match="beliefs"):
+        ranker.chance(0, belief, 1)

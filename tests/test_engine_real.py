@@ -41,14 +41,14 @@ def test_requests_side_by_side_have_the_tokens_of_plain_decoding_alone(llm):
         ]
         for change in ({"speculation": False}, {"speculation": True}, {"max_nodes": 2}):
             time.sleep(0.2)
-            worker.change(**change)
+            worker.configure(**change)
         for _ in cases:
             assert ended.acquire(timeout=300)
         while not worker._shadow.idle:
             time.sleep(0.05)
     finally:
         worker.stop()
-    llm._engine.drafting.change(speculation=True, max_nodes=None)
+    llm._engine.drafting.configure(speculation=True, max_nodes=None)
     for (prompt, params), request in zip(cases, requests, strict=True):
         llm.forget()
         alone = llm.generate(prompt, params, speculation=False)[0].outputs[0]

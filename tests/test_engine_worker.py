@@ -206,12 +206,12 @@ def test_settings_change_between_steps_without_a_dropped_request(worker):
         worker.submit([first], SamplingParams(max_tokens=200), listener=listener)
     changes = [{"speculation": False}, {"speculation": True, "max_nodes": 1}, {"drafters": []}, {"drafters": None}]
     for change in changes:
-        worker.change(**change)
+        worker.configure(**change)
         time.sleep(5 * PAUSE_S)
     worker.previous()
     assert worker.engine.drafting.setting.limits.drafters == ()
     with pytest.raises(InputError, match="unknown setting 'speed'"):
-        worker.change(speed=3)
+        worker.configure(speed=3)
     for first, listener in enumerate(heard):
         assert listener.wait().tokens == alone([first], max_tokens=200)
 
@@ -275,7 +275,7 @@ def serve_many(count: int, max_batch: int, rng: random.Random) -> None:
         how = rng.choice([True, True, False, SpeculationSetting(drafters=["suffix"]), SpeculationSetting(max_nodes=2)])
         worker.submit(prompt, params, speculation=how, listener=hear)
         if index % 20 == 0:
-            worker.change(speculation=rng.random() < 0.7, max_nodes=rng.choice([None, 1, 4]))
+            worker.configure(speculation=rng.random() < 0.7, max_nodes=rng.choice([None, 1, 4]))
     assert worker.drain(60)
     worker.stop()
     made.forget()

@@ -36,9 +36,9 @@ AGAIN_S, AGAIN_ROUNDS = 0.15, 2
 """The measurement at later starts."""
 
 
-def pass_costs(target: Target, rows: Sequence[int] = ROWS, rounds: int = 5) -> list[dict[str, float]]:
+def pass_costs(target: Target, rounds: int = 5) -> list[dict[str, float]]:
     """Milliseconds of a pass over an anchor and a chain below it, by token rows; the best of interleaved rounds."""
-    best = fastest(target, rows, rounds, CONTEXT, PATIENCE_S)
+    best = fastest(target, ROWS, rounds, CONTEXT, PATIENCE_S)
     return [{"rows": size, "ms": round(1e3 * seconds, 3)} for size, seconds in best.items()]
 
 

@@ -42,7 +42,7 @@ class Encoder(Protocol):
         """Equal for equal vocabularies."""
 
 
-def open_corpus(path: str, tokenizer: Encoder, vocab_size: int, quiet: bool = False) -> SuffixArray:
+def open_corpus(path: str, tokenizer: Encoder, vocab_size: int) -> SuffixArray:
     """The suffix array of the texts under a path, made now if it is not there yet. Raises InputError for a bad path.
 
     vocab_size: ids below it are tokens; this id stands between files.
@@ -55,7 +55,7 @@ def open_corpus(path: str, tokenizer: Encoder, vocab_size: int, quiet: bool = Fa
     try:
         with locked(f"corpus-{name}"):
             if manifest_of(folder)["files"] != files:
-                build(root, files, folder, (tokenizer, vocab_size), quiet)
+                build(root, files, folder, (tokenizer, vocab_size))
             return load(folder)
     except ModelError as error:
         raise InputError(str(error)) from None
@@ -104,9 +104,7 @@ def manifest_of(folder: Path) -> dict[str, dict[str, list[int]]]:
         return {"files": {}, "spans": {}}
 
 
-def build(
-    root: Path, files: dict[str, list[int]], folder: Path, vocabulary: tuple[Encoder, int], quiet: bool = False
-) -> None:
+def build(root: Path, files: dict[str, list[int]], folder: Path, vocabulary: tuple[Encoder, int]) -> None:
     """Make the index in a folder beside its place, and move it there."""
     tokenizer, separator = vocabulary
     known = manifest_of(folder)
@@ -115,7 +113,7 @@ def build(
     parts: list[NDArray[np.uint32]] = []
     spans: dict[str, list[int]] = {}
     start = 0
-    with progress_bar(f"reading {root.name}", total, quiet) as show:
+    with progress_bar(f"reading {root.name}", total) as show:
         for name, state in files.items():
             if known["files"].get(name) == state:
                 first, count = known["spans"][name]

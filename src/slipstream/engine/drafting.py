@@ -55,7 +55,7 @@ class Drafting:
         """Draft nodes any row may have; None for as many as the controller says."""
         return self.setting.limits.max_nodes
 
-    def change(self, **changes: Any) -> None:
+    def configure(self, **changes: Any) -> None:
         """Set speculation, drafters or max_nodes from the next step on. Raises InputError; nothing is changed then."""
         unknown = sorted(set(changes) - {"speculation", "drafters", "max_nodes"})
         if unknown:

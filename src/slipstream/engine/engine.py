@@ -350,7 +350,7 @@ class Engine:
         No running request is dropped and no token changes. Raises InputError; nothing is changed then.
         """
         with self._lock:
-            self.drafting.change(**changes)
+            self.drafting.configure(**changes)
 
     def exchange(self, drafter: Drafter) -> None:
         """From the next step on this drafter stands for the loaded one of the same name."""

@@ -130,7 +130,7 @@ class Worker:
         """End a request; its memory is free after the present step. Safe for requests that are done."""
         self._note(lambda: self._end(request, CANCELLED))
 
-    def change(self, **settings: Any) -> None:
+    def configure(self, **settings: Any) -> None:
         """`Engine.configure`, between two steps; returns when it holds. Raises InputError."""
         self.between(lambda: self.engine.configure(**settings))
 

@@ -9,6 +9,9 @@ import numpy as np
 from slipstream.kernels import native
 from slipstream.kernels.pack import pack
 
+TOLERANCE = 0.25
+"""How much slower more threads may be and still be used."""
+
 
 def read_bandwidth(megabytes: int = 256, repeats: int = 4) -> float:
     """GB/s of the fastest of `repeats` reads of a fresh array by all threads (about .2 s)."""
@@ -29,9 +32,9 @@ def settle_threads() -> None:
         native.set_threads(choose_threads())
 
 
-def choose_threads(tolerance: float = 0.25) -> int:
+def choose_threads() -> int:
     """Time passes of one and of four rows on 1, 2, 4, ... usable cores (a fraction of a second); use the most threads
-    within `tolerance` of the fastest and return their number. No result depends on it.
+    within TOLERANCE of the fastest and return their number. No result depends on it.
 
     All usable cores are the rule: fewer only where more clearly hurt, because a neighbour that is busy just now may
     be gone in a moment.
@@ -54,6 +57,6 @@ def choose_threads(tolerance: float = 0.25) -> int:
                 best[k] = min(best[k], time.perf_counter() - start)
         seconds[count] = sum(best)
     fastest = min(seconds.values())
-    chosen: int = max(count for count in candidates if seconds[count] <= (1 + tolerance) * fastest)
+    chosen: int = max(count for count in candidates if seconds[count] <= (1 + TOLERANCE) * fastest)
     native.core.set_threads(chosen)
     return chosen

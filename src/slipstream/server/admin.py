@@ -73,5 +73,5 @@ def apply(served: Served, body: AdminChange) -> dict[str, Any]:
     if body.reload is not None:
         served.reload(body.reload)
     if changes:
-        served.worker.change(**changes)
+        served.worker.configure(**changes)
     return describe(served)

@@ -15,6 +15,8 @@ from slipstream.models.tensor import Tensor
 STORAGE = ("F32", "F16", "BF16", "Q8_0")
 """How matrices may be stored. In Q8_0 heads vectors stay F32, and matrices whose rows 32 does not divide F16."""
 Q8_BLOCK = 32
+MOST_NAMES = 4
+"""Names that a message lists."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +138,7 @@ def full_ids(vocab: int) -> NDArray[np.int32]:
     return np.arange(vocab, dtype=np.int32)
 
 
-def names_of(items: Sequence[str], most: int = 4) -> str:
+def names_of(items: Sequence[str]) -> str:
     """A list of names for a message, cut short."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+    more = f" and {len(items) - MOST_NAMES} more" if len(items) > MOST_NAMES else ""
+    return ", ".join(items[:MOST_NAMES]) + more
