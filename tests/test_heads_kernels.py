@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -127,6 +131,30 @@ def test_a_pass_left_to_an_idle_thread_gives_the_same(make, threads, threads_of_
         native_beds.core().exp(given[0], np.empty_like(given[0]))  # the caller goes on
         assert equal([made], [aside.head.finish()])
     assert native_beds.same_bits(at_once.pool.data, aside.pool.data)
+
+
+FORK = """
+import os, sys
+import numpy as np
+import native_beds
+from test_heads_kernels import Bed, bits
+native_beds.core().set_threads(2)
+tokens, expected, bed = native_beds.tokens(60), Bed("eagle3-ours"), Bed("eagle3-ours")
+features = bed.features(60)
+made = expected.run(tokens, range(-1, 59), features, wanted=[59], fresh=True, store=True)
+bed.start(tokens, range(-1, 59), features, wanted=[59])
+child = os.fork()
+found = bed.head.finish()
+same = all(map(np.array_equal, bits([found]), bits([made])))
+os._exit(not same) if child == 0 else sys.exit(not same or os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_what_was_begun_before_a_fork_is_finished_on_both_sides():
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_else_is_asked_of_a_head_until_what_was_begun_is_finished():
