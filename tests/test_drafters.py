@@ -27,7 +27,7 @@ from slipstream.models.heads.shipped import place_of
         (" suffix , model:a/b:c ", [("suffix", ""), ("model", "a/b:c")]),
         ("model:C:\\x.gguf", [("model", "C:\\x.gguf")]),
         ("auto,lookup", [("suffix", ""), ("recycling", ""), ("lookup", "")]),
-        ("head:a/b,suffix", [("head", "a/b"), ("suffix", "")]),
+        ("model:m,head:a/b,suffix", [("suffix", ""), ("head", "a/b"), ("model", "m")]),
         ("lookahead,corpus:my texts", [("lookahead", ""), ("corpus", "my texts")]),
     ],
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.control.base import Controller
 from slipstream.core.errors import InputError, UnsupportedError
-from slipstream.drafters import DraftSpec, Materials, build, drawing, parse
+from slipstream.drafters import DraftSpec, Materials, build, drawing, ordered, parse
 from slipstream.targets.runtime import Choice, choose, load, share
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def with_shipped_head(setting: str, specs: list[DraftSpec], file: ModelFile, run
     from slipstream.models.heads.shipped import shipped_for
 
     name = shipped_for(file)
-    return specs if name is None else [*specs, DraftSpec("head", name)]
+    return specs if name is None else ordered([*specs, DraftSpec("head", name)])
 
 
 def feature_layers(specs: Sequence[DraftSpec], file: ModelFile) -> tuple[int, ...]:

@@ -7,13 +7,14 @@ T(n) = measured pass over rows + n token rows + drafting + verification. Speed d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from slipstream.control.asking import SLACK, START_DEPTH, Rest, Source
+from slipstream.control.asking import ALONE, SLACK, START_DEPTH, TRIALS, Beside, Rest, Source
 from slipstream.control.base import StepCost
 from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import TREE_WIDTH, check_shape
 from slipstream.control.merge import Merger, Ranked, best_chain
-from slipstream.core.tree import Draft
+from slipstream.core.tree import Draft, depths_of
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.kernels.tree import spread
 
@@ -51,9 +52,13 @@ class Adaptive:
         self._limit = NOTHING
         """What is asked for each row of a batch of `_rows` until the next look."""
         self._asking = self._cheap = False
+        self._spared: set[str] = set()
+        """Sources that were not asked in this step because others offered enough."""
         # Rows for which each source was asked, in the step before and in this one.
         self._before: dict[str, set[int]] = {}
         self._now: dict[str, set[int]] = {}
+        self._read: dict[str, dict[int, int]] = {}
+        """Length of each row when a source was last asked for it."""
 
     def start_from(self, pass_costs: Mapping[int, float]) -> None:
         """Begin with these seconds of a pass by token rows, until they are measured in steps."""
@@ -62,6 +67,7 @@ class Adaptive:
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """Full room for drafters whose time is worth it, none for the others, and none for rows that rest."""
         self._before, self._now = self._now, {}
+        self._spared.clear()
         self._since_plain += 1
         self._asking = False
         # All else is judged against plain decoding, so its cost comes first.
@@ -89,11 +95,47 @@ class Adaptive:
             self._limit, self._looks_left = NOTHING, 0
             return
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
-        self._limit = Limit(self.max_nodes, depth, self.width, depths, self._floor(rows, depths))
+        floors = {name: self._floor(source, rows) for name, source in self.sources.items()}
+        self._limit = Limit(self.max_nodes, depth, self.width, depths, floors=floors)
         self._looks_left = LOOK_EVERY if all(source.free for source in self.sources.values()) else 0
 
     def _rest(self, row: Row) -> Rest:
         return self._rests.setdefault(row.id, Rest())
+
+    def beside(
+        self, name: str, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]
+    ) -> Sequence[Limit]:
+        """A drafter that takes time goes less deep, or is not asked, where others offer enough without it."""
+        source = self.sources.get(name)
+        if source is None or source.free or source.probing or source.asked < TRIALS:
+            return limits
+        asked = [row for row, limit in zip(rows, limits, strict=True) if limit.of(name).nodes]
+        if not asked:
+            return limits
+        offered = self._offered(rows, limits, offers) if offers else ALONE
+        depth, saved = source.best_depth(source.usual, len(rows), self.passes, offered)
+        if depth and not source.worth_reading(self._unread(name, asked), saved):
+            depth = 0
+        if depth == source.usual:
+            return limits
+        if not depth:
+            self._spared.add(name)
+        return [replace(limit, depths=limit.depths | {name: min(depth, limit.of(name).depth)}) for limit in limits]
+
+    def _unread(self, name: str, rows: Sequence[Row]) -> int:
+        """Tokens of these rows that came while a source was not asked for them."""
+        before, read = self._before.get(name, set()), self._read.get(name, {})
+        return sum(len(row.tokens) - read.get(row.id, 0) for row in rows if row.id not in before)
+
+    def _offered(self, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]) -> Beside:
+        """What of the offers so far is worth verifying."""
+        trees = [self._tree(row, of_row) for row, of_row in zip(rows, zip(*offers, strict=True), strict=True)]
+        counts, _, _ = self._best(trees, limits, 0.0)
+        reach = [0.0] * self.max_nodes
+        for tree, count in zip(trees, counts, strict=True):
+            for depth, chance in zip(depths_of(tree.parents[:count]), tree.reach, strict=False):
+                reach[depth - 1] += chance / len(rows)
+        return Beside(sum(counts), reach)
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """The n best nodes over all rows, n by the largest E(n) / T(n)."""
@@ -108,7 +150,7 @@ class Adaptive:
             if not source.free:
                 self._now[name] = {row.id for row, of_row in zip(rows, given, strict=True) if of_row}
             if source.looks(LOOK_EVERY):
-                depths[name] = self._saw(source, given, limits)
+                depths[name] = self._saw(source, rows, given)
             drafting[name] = source.seconds(depths.get(name, 1))
         trees = [self._tree(row, of_row, keep=True) for row, of_row in zip(rows, given, strict=True)]
         counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
@@ -117,7 +159,7 @@ class Adaptive:
                 self._rest(row).answered(count > 0, len(rows))
         for offer in offers[0]:
             source = self._source(offer.source)
-            if not source.free:
+            if not source.free and source.name not in self._spared:
                 found = tokens, seconds, depths.get(source.name, 0)
                 self._judge(source, (rows, given, limits), drafting, found)
         drafts = [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
@@ -159,6 +201,8 @@ class Adaptive:
         """The row leaves."""
         self.merger.forget(row)
         self._rests.pop(row.id, None)
+        for lengths in self._read.values():
+            lengths.pop(row.id, None)
 
     def gains(self) -> dict[str, float]:
         """Speed with each source over speed without it; 1 for those too cheap to make a step slower."""
@@ -174,14 +218,14 @@ class Adaptive:
         plain = costs[rows] + self._verify.at(1)
         return rows * min((costs[rows + n] - costs[rows]) / n for n in range(1, most + 1)) / plain if plain > 0 else 0.0
 
-    def _floor(self, rows: int, depths: Mapping[str, int]) -> float:
+    def _floor(self, source: Source, rows: int) -> float:
         """Path probability below which one more level costs more than its token is worth at the present speed."""
-        costs = [source.seconds(2) - source.seconds(1) for name, source in self.sources.items() if depths[name]]
         plain = self.passes.at(rows)
-        if not costs or plain <= 0:
+        if source.free or plain <= 0:
             return 0.0
+        level = source.seconds(2) - source.seconds(1)
         node = self.passes.at(rows + 1) - plain
-        return min(0.5, SLACK * (max(costs) + rows * node) / plain)
+        return min(0.5, SLACK * (level + rows * node) / plain)
 
     def _source(self, name: str) -> Source:
         source = self.sources.get(name)
@@ -190,20 +234,15 @@ class Adaptive:
             self._looks_left = 0
         return source
 
-    def _saw(self, source: Source, given: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> int:
+    def _saw(self, source: Source, rows: Sequence[Row], given: Sequence[Sequence[Offers]]) -> int:
         """Book what one source took and offered; returns the depth of its offers."""
-        seconds, paths, asked_depth = 0.0, [], 0
-        for of_row, limit in zip(given, limits, strict=True):
-            for offer in of_row:
-                if offer.source == source.name:
-                    seconds += offer.seconds
-                    paths.append(self.merger.path(offer))
-                    asked_depth = max(asked_depth, limit.of(source.name).depth)
-        depth = max((len(path) for path in paths), default=0)
-        mean = [sum(path[d] for path in paths if d < len(path)) / len(paths) for d in range(depth)]
-        now, before = self._now.get(source.name, set()), self._before.get(source.name, set())
-        source.saw(seconds, mean, asked_depth, cold=not now <= before)
-        return depth
+        own = [offer for of_row in given for offer in of_row if offer.source == source.name]
+        paths = [self.merger.path(offer) for offer in own]
+        now = self._now.get(source.name, set())
+        asked = [row for row in rows if row.id in now]
+        source.saw(sum(offer.seconds for offer in own), paths, self._unread(source.name, asked))
+        self._read.setdefault(source.name, {}).update((row.id, len(row.tokens)) for row in asked)
+        return max(map(len, paths))
 
     def _judge(
         self,

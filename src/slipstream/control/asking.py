@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from slipstream.control.cost import CostCurve
 
@@ -22,12 +23,27 @@ PROBE_SMOOTHING = 0.5
 """Weight left of older steps; a probe counts for more, because little else is known about now."""
 SLACK = 0.5
 """Part of a level's cost that its expected gain must reach for the drafter to go on; its own chances are rough."""
+OUTLOOK = 6.0
+"""Steps for which a drafter is expected to be of use at least."""
+MANY = 32
+"""Unread tokens from which on the time for them can be told from that of a draft."""
 QUIET_AFTER = 16
 """Answers in a row of which nothing was worth verifying, after which cheap drafters rest for the row; divided by the
 rows of the batch, but no fewer than FEWEST_ANSWERS: the more rows share a pass, the less one of them can win."""
 FEWEST_ANSWERS = 2
 LONGEST_REST = 16
 """Steps; rests double up to here. A text that turns into copying is noticed at most so many tokens late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is offered without a source: nodes over all rows, and by depth the mean chance that one of them stands."""
+
+    nodes: int = 0
+    reach: Sequence[float] = ()
+
+
+ALONE = Beside()
 
 
 class Rest:
@@ -77,8 +93,15 @@ class Source:
         self.name = name
         self.cost = CostCurve(slope=1.0)
         self.asked = 0
-        self.reach: list[float] = []
-        """Mean probability, by depth, that the best path is accepted that far."""
+        self.chances: list[float] = []
+        """Mean chance, by depth, of the best path's node given its parent, where the source went on to that depth."""
+        self._answers: list[int] = []
+        self.usual = START_DEPTH
+        """Depth that pays when it drafts alone."""
+        self.reading = 0.0
+        """Seconds for a token that it has not read."""
+        self.missed = 0.0
+        """Seconds that would have been saved in the steps since it was left out for all it had to read."""
         self.with_it, self.without = Rate(), Rate()
         self.credit = 0.0
         """Seconds that probes may spend."""
@@ -110,27 +133,25 @@ class Source:
             return 1.0
         return (ours.tokens / spent) / (others.tokens / others.seconds)
 
-    def best_depth(self, deepest: int, rows: int, curve: CostCurve) -> int:
-        """The chain depth with the largest expected tokens per second if this source drafts alone, at least 1."""
-        if not (self.reach and self.cost.known):
-            return min(deepest, START_DEPTH)
-        passes = curve.table(rows * (deepest + 1))
-        best, best_rate, tokens = 1, 0.0, 1.0
-        reach = self._reach(deepest)
+    def best_depth(self, deepest: int, rows: int, curve: CostCurve, beside: Beside = ALONE) -> tuple[int, float]:
+        """The chain depth with the most expected tokens per second, 0 where others offer enough without this source;
+        and the seconds that it saves against the same tokens without it.
+        """
+        if not (self.chances and self.cost.known):
+            return min(deepest, START_DEPTH), 0.0
+        others = rows + beside.nodes
+        passes = curve.table(max(rows * (deepest + 1), others))
+        tokens, reach = 1.0 + sum(beside.reach), 1.0
+        without = rate = tokens / passes[others]
+        best = 0
+        saved = 0.0
         for depth in range(1, deepest + 1):
-            tokens += reach[depth - 1]
-            rate = tokens / (passes[rows * (depth + 1)] + self.seconds(depth))
-            if rate > best_rate:
-                best, best_rate = depth, rate
-        return best
-
-    def _reach(self, deepest: int) -> list[float]:
-        """Reach by depth; beyond what was seen it goes on falling as it did at the end."""
-        reach = list(self.reach)
-        ratio = min(reach[-1] / reach[-2], 1.0) if len(reach) > 1 and reach[-2] > 0 else reach[-1]
-        while len(reach) < deepest:
-            reach.append(reach[-1] * ratio)
-        return reach
+            reach *= self.chances[min(depth, len(self.chances)) - 1]
+            tokens += reach * (1.0 - (beside.reach[depth - 1] if depth <= len(beside.reach) else 0.0))
+            seconds = passes[max(rows * (depth + 1), others)] + self.seconds(depth)
+            if tokens / seconds > rate:
+                best, rate, saved = depth, tokens / seconds, tokens / without - seconds
+        return best, saved
 
     def depth_to_ask(self, deepest: int, rows: int, curve: CostCurve) -> int:
         """Depth for the coming step, 0 for not at all."""
@@ -140,7 +161,7 @@ class Source:
         self.free = self.cost.known and self.seconds(shown) <= FREE_SHARE * curve.at(rows)
         if self.free:
             return deepest
-        depth = self.best_depth(deepest, rows, curve)
+        self.usual = depth = max(1, self.best_depth(deepest, rows, curve)[0])
         if self.asked < TRIALS or self.gain() >= 1.0:
             return min(deepest, depth + 2) if self.asked % DEEPER_EVERY == DEEPER_EVERY - 1 else depth
         return self._probe(depth)
@@ -158,25 +179,46 @@ class Source:
         self.probing = True
         return depth
 
-    def saw(self, seconds: float, path: Sequence[float], asked_depth: int, cold: bool) -> None:
-        """An answer: the time it took for all rows, and the mean reach by depth of what was offered.
+    def worth_reading(self, tokens: int, saved: float) -> bool:
+        """Whether so many tokens are read for a step in which the source would save these seconds.
 
-        cold: the drafter had to read tokens of rows it was not asked for in the step before; such a time says nothing
-        about the next one.
+        How long it will be of use nobody knows. It is taken to go on for as long as it would have been of use so far,
+        and a little longer: so what is read in vain is never much more than what waiting has cost.
+        """
+        self.missed += saved
+        if self.missed + OUTLOOK * saved < tokens * self.reading:
+            return False
+        self.missed = 0.0
+        return True
+
+    def saw(self, seconds: float, paths: Sequence[Sequence[float]], unread: int) -> None:
+        """An answer: the time it took for all rows, and by row the chance that the best path stands, by depth.
+
+        unread: tokens of rows that it was not asked for in the step before, and had to read first; such a time says
+        nothing about the next one.
         """
         self.asked += 1
-        if not cold:
-            self.cost.observe(max(len(path), 1), seconds)
+        deepest = max(1, *map(len, paths))
+        if not unread:
+            self.cost.observe(deepest, seconds)
+        elif unread >= MANY:
+            took = max(0.0, seconds - self.seconds(deepest)) / unread
+            self.reading += (took - self.reading) * (0.5 if self.reading else 1.0)
         if self.probing:
             self.price = seconds
             self.credit -= seconds
         keep = PROBE_SMOOTHING if self.probing else SMOOTHING
-        for depth in range(asked_depth):
-            reach = path[depth] if depth < len(path) else 0.0
-            if depth == len(self.reach):
-                self.reach.append(reach)
-            else:
-                self.reach[depth] += (1.0 - keep) * (reach - self.reach[depth])
+        for depth in range(deepest):
+            # Where it stopped by itself nothing is known of what would have come, and nothing was spent on it.
+            going = [path for path in paths if len(path) > depth]
+            above = sum(path[depth - 1] for path in going) if depth else len(paths)
+            chance = sum(path[depth] for path in going) / above if above else 0.0
+            if depth == len(self.chances):
+                self.chances.append(0.0)
+                self._answers.append(0)
+            self._answers[depth] += 1  # the first ones count alike: one of them alone says little
+            weight = max(1.0 - keep, 1.0 / self._answers[depth])
+            self.chances[depth] += weight * (chance - self.chances[depth])
 
     def judge(self, asked: bool, ours: tuple[float, float, int], without: tuple[float, float]) -> None:
         """One step: (expected tokens, seconds, depth) with this source if it was asked, and without it."""

@@ -25,6 +25,11 @@ class Controller(Protocol):
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """How much drafters may offer for each row; nodes = 0 asks for nothing."""
 
+    def beside(
+        self, name: str, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]
+    ) -> Sequence[Limit]:
+        """The limits for one drafter, now that those asked before it have offered (offers[drafter][row])."""
+
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """One draft per row out of all drafters' offers for it (offers[row][drafter]).
 

@@ -39,6 +39,12 @@ class Fixed:
             for row in rows
         ]
 
+    def beside(
+        self, name: str, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]
+    ) -> Sequence[Limit]:
+        """Nobody is spared."""
+        return limits
+
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """The best nodes of all offers, as many as a row's limit allows (draws are never left out)."""
         drafts = []

@@ -81,7 +81,7 @@ class Limit:
     """How much drafters may offer for one row: nodes in all, depth of the tree, children per node.
 
     depths: a smaller depth for single drafters, by name; 0 means that this one is not asked at all.
-    floor: drafters may stop where the probability of the whole path falls below it.
+    floor: drafters may stop where the probability of the whole path falls below it; floors: for single ones, by name.
     """
 
     nodes: int
@@ -89,6 +89,7 @@ class Limit:
     width: int = 1
     depths: dict[str, int] = field(default_factory=dict)
     floor: float = 0.0
+    floors: dict[str, float] = field(default_factory=dict)
 
     def within(self, room: int) -> Limit:
         """The same limit for a row that can take no more than `room` drafted tokens on one path."""
@@ -102,7 +103,8 @@ class Limit:
     def of(self, source: str) -> Limit:
         """What this limit leaves to one drafter; nodes = 0 when it is not to be asked."""
         depth = min(self.depth, self.depths.get(source, self.depth))
-        return Limit(self.nodes if depth > 0 else 0, max(0, depth), self.width, floor=self.floor)
+        floor = self.floors.get(source, self.floor)
+        return Limit(self.nodes if depth > 0 else 0, max(0, depth), self.width, floor=floor)
 
 
 @dataclass(slots=True)

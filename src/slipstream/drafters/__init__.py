@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from slipstream.models.tokenizer import Tokenizer
     from slipstream.targets.base import Target
 
-__all__ = ["AVAILABLE", "DraftSpec", "Materials", "build", "drawing", "parse"]
+__all__ = ["AVAILABLE", "DraftSpec", "Materials", "build", "drawing", "ordered", "parse"]
 
 AVAILABLE = ("none", "auto", "lookup", "suffix", "recycling", "lookahead", "corpus:PATH", "model:NAME", "head:PATH")
 """The words of a draft setting; all but the first may be combined by commas."""
+LAST = ("head", "model")
+"""Drafters that take time: asked when it is known what the others offer, in this order."""
 WITH_ARGUMENT = {
     "model": "the name of a model: model:NAME",
     "corpus": "a file or folder: corpus:PATH",
@@ -55,7 +57,12 @@ def parse(setting: str, draft_model: str | None = None) -> list[DraftSpec]:
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise InputError(f"draft is {setting!r}; it asks for {kind} twice")
-    return specs
+    return ordered(specs)
+
+
+def ordered(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
+    """Those that take time behind the others."""
+    return sorted(specs, key=lambda spec: LAST.index(spec.kind) if spec.kind in LAST else -1)
 
 
 def _expand(word: str, draft_model: str | None) -> list[DraftSpec]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slipstream.control.base import Controller, StepCost
 from slipstream.core.tree import Draft
-from slipstream.core.types import Limit
+from slipstream.core.types import Limit, Offers
 from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
 from slipstream.targets.base import Target
@@ -79,6 +79,10 @@ def choose(batch: Batch, controller: Controller, drafters: Sequence[Guard], limi
     rows = batch.rows
     if not drafters or not any(limit.nodes > 0 for limit in limits):
         return [Draft() for _ in rows]
-    offers = list(zip(*(drafter.propose(rows, limits) for drafter in drafters), strict=True))
+    asked: list[list[Offers]] = []
+    for drafter in drafters:
+        limits = controller.beside(drafter.name, rows, limits, asked)
+        asked.append(drafter.propose(rows, limits))
+    offers = list(zip(*asked, strict=True))
     batch.offered(offers)
     return controller.choose(rows, offers, limits)
