@@ -114,7 +114,9 @@ class Adaptive:
             return limits
         offered = self._offered(rows, limits, offers) if offers else ALONE
         depth, saved = source.best_depth(source.usual, len(rows), self.passes, offered)
-        if depth and not source.worth_reading(self._unread(name, asked), saved):
+        if not offered.nodes:
+            depth = source.usual  # whether it pays alone is judged by its gain
+        if not source.worth_reading(self._unread(name, asked), saved):
             depth = 0
         if depth == source.usual:
             return limits

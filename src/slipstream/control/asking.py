@@ -25,6 +25,8 @@ SLACK = 0.5
 """Part of a level's cost that its expected gain must reach for the drafter to go on; its own chances are rough."""
 OUTLOOK = 6.0
 """Steps for which a drafter is expected to be of use at least."""
+FADES = 0.75
+"""Weight left of what was missed, with each step in which the others suffice."""
 MANY = 32
 """Unread tokens from which on the time for them can be told from that of a draft."""
 QUIET_AFTER = 16
@@ -185,7 +187,7 @@ class Source:
         How long it will be of use nobody knows. It is taken to go on for as long as it would have been of use so far,
         and a little longer: so what is read in vain is never much more than what waiting has cost.
         """
-        self.missed += saved
+        self.missed = self.missed + saved if saved else FADES * self.missed
         if self.missed + OUTLOOK * saved < tokens * self.reading:
             return False
         self.missed = 0.0
