@@ -15,7 +15,7 @@ LAYERS = [
     {"targets"},
     {"control", "drafters"},
     {"engine"},
-    {"server", "bench", "train", "audit"},
+    {"server", "bench", "train"},
     {"build"},
     {"llm"},
     {"cli", "__init__"},
