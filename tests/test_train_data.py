@@ -23,6 +23,7 @@ from slipstream.train.shelf import Shelf
 DATA = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 LAYERS = (0, 1, 2)
 MODEL = {"model": "tiny", "tokenizer": "t"}
+SHORT = Settings(max_tokens=12, max_batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,7 @@ def store_in(folder: Path, file, layers: tuple[int, ...] = LAYERS) -> FeatureSto
 
 
 def write(file, out: Path, count: int, store: FeatureStore | None = None) -> list[str]:
-    settings = Settings(max_tokens=12, max_batch=4)
-    write_answers(author(file, store), conversations(count), out, MODEL, settings)
+    write_answers(author(file, store), conversations(count), out, MODEL, SHORT)
     return out.read_text().splitlines()
 
 
@@ -80,6 +80,16 @@ def test_answers_are_resumed_after_a_kill(file, tmp_path):
     assert write(file, out, 11) == out.read_text().splitlines()
     with pytest.raises(InputError, match="begun by tiny"):
         write_answers(author(file), conversations(2), out, {"model": "other"}, Settings(max_tokens=4))
+
+
+def test_a_limit_begins_no_more_answers_and_the_rest_follow(file, tmp_path):
+    """Groups of four: what is begun is finished, what is not waits for the next run."""
+    whole, out = write(file, tmp_path / "whole.jsonl", 40), tmp_path / "limited.jsonl"
+    turns = iter(range(100))
+    found = write_answers(author(file), conversations(40), out, MODEL, SHORT, enough=lambda: next(turns) >= 3)
+    assert found.done == 12
+    assert out.read_text().splitlines() == whole[:13]
+    assert write(file, out, 40) == whole
 
 
 def test_recorded_features_equal_those_computed(file, tmp_path):
@@ -143,6 +153,14 @@ def test_bad_lines_are_named(tmp_path, line, message):
     path.write_text("\n".join([json.dumps({"slipstream_answers": 1, **MODEL}), good, line]))
     with pytest.raises(InputError, match=message):
         read_answers([path], 300, "t")
+
+
+def test_what_teaches_nothing_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n")
+    with pytest.raises(InputError, match=r"no prompts in .*p\.jsonl"):
+        read_prompts([tmp_path / "p.jsonl"])
+    with pytest.raises(InputError, match="2 or more"):
+        Settings(max_tokens=1)
 
 
 def test_bad_files_are_named(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
+import math
 import shlex
 import signal
 import sys
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,8 +86,12 @@ def answers(
     threads: Threads = None,
     feature_layers: Layers = "",
     medusa: Annotated[bool, typer.Option("--medusa", help="Keep the features Medusa reads, not EAGLE-3's.")] = False,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Time after which none are begun.")] = None,
 ) -> None:
     """The target answers prompts, and its hidden states are kept on the way. Killed, it goes on where it was."""
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes is {minutes}; it must be above 0")
+    until = time.perf_counter() + 60 * (minutes or math.inf)
     from slipstream.build import open_named
     from slipstream.kernels import measure, native
     from slipstream.models.fingerprint import weights_fingerprint
@@ -103,19 +110,23 @@ def answers(
     config = head_config(file, Design(kind, min(8192, file.config.vocab_size), feature_layers=numbers(feature_layers)))
     layers = stored_layers(config, file.config.num_layers)
     width = len(layers) * file.config.hidden_size
-    store = FeatureStore(store_folder(out), {"weights": weights_fingerprint(file.path), "layers": list(layers)}, width)
-    author = Author(load_target(file, layers, max_batch + 8), file, max_batch, store)
+    header = {"weights": weights_fingerprint(file.path), "layers": list(layers)}
 
     def report(progress: Progress) -> None:
         left = (progress.total - progress.done) * progress.seconds / max(1, progress.done - begun)
+        left = min(left, max(0.0, until - time.perf_counter()))
         say(f"{progress.done}/{progress.total} answers, {progress.rate:.0f} tokens/s, {clock(left)} left")
 
     model = {"model": file.name, "tokenizer": config.fingerprint, "vocab_size": file.config.vocab_size}
     begun = known_before(out)
+    say(f"{len(asked)} prompts, answered {max_batch} at a time; stopped by Ctrl-C, the same command goes on")
     try:
-        done = write_answers(author, asked, out, model, settings, report)
-    finally:
-        store.close()
+        with writing(out), FeatureStore(store_folder(out), header, width) as store:
+            author = Author(load_target(file, layers, max_batch + 8), file, max_batch, store)
+            done = write_answers(author, asked, out, model, settings, report, lambda: time.perf_counter() >= until)
+    except KeyboardInterrupt:
+        say(f"stopped; {known_before(out)} answers in {out}")
+        raise
     typer.echo(f"{done.done} answers in {out}; {done.tokens} tokens in {clock(done.seconds)}")
 
 
@@ -181,14 +192,11 @@ def measure(
 ) -> None:
     """How often a head guesses right on files of answers: its first guess, and each next one after right ones."""
     require_training()
-    import torch
-
     from slipstream.build import open_named
     from slipstream.models.heads.formats import read_head
     from slipstream.train.measure import measure_head
 
-    if threads:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     for name, tokens, shares in measure_head(open_named(target), read_head(head), data, report_features):
         typer.echo(f"{name}: {tokens} tokens, acceptance {' '.join(f'{share:.3f}' for share in shares)}")
 
@@ -200,17 +208,18 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     from slipstream.build import open_named
     from slipstream.train.build import gather
 
-    if given["threads"]:
-        torch.set_num_threads(given["threads"])
+    set_threads(given["threads"])
     torch.use_deterministic_algorithms(given["steps"] is not None)
     options, folder = options_of(given), given["out"]
+    check_device(given["device"])
     check_storage(given["storage"])
     check_folder(folder, given["resume"])
     file = open_named(given["target"])
-    material = gather(file, given["data"], design, given["features"], report_features)
-    with closing(material.shelf):
+    with writing(given["features"] or given["data"][0]):
+        material = gather(file, given["data"], design, given["features"], report_features)
+    with closing(material.shelf), writing(folder):
         train_on(material, facts_of(design, options), options, given)
-    typer.echo(f"head in {folder}; use it with --draft head:{folder}")
+    typer.echo(f"head in {folder}; use it with --draft head:{folder},suffix,recycling")
 
 
 def train_on(material: Material, facts: dict[str, Any], options: Options, given: dict[str, Any]) -> None:
@@ -258,6 +267,26 @@ def check_storage(name: str) -> None:
 
     if name not in STORAGE:
         raise InputError(f"--storage is {name}; choose one of {', '.join(STORAGE)}")
+
+
+def set_threads(count: int | None) -> None:
+    """Threads of torch. Raises InputError."""
+    import torch
+
+    if count is not None and not 1 <= count <= 256:
+        raise InputError(f"--threads is {count}; it must be from 1 to 256")
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def check_device(name: str) -> None:
+    """Raise InputError for a device that torch does not have here."""
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"--device {name} is not there for torch {torch.__version__}; use cpu") from None
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -331,15 +360,25 @@ def numbers(text: str) -> tuple[int, ...]:
         raise InputError(f"--feature-layers is {text!r}; write layers as 2,15,27") from None
 
 
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raise InputError naming the place where something cannot be written; what was written before is whole."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot write {error.filename or place}: {error.strerror}"
+        raise InputError(f"{reason}; once it can be written the same command goes on") from None
+
+
 def say(text: str) -> None:
     """Progress goes to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    whole = int(max(0, seconds))
-    return f"{whole // 60}:{whole % 60:02d}"
+    """Minutes and seconds, and hours before them where there are any."""
+    hours, rest = divmod(int(max(0, seconds)), 3600)
+    return (f"{hours}:{rest // 60:02d}" if hours else f"{rest // 60}") + f":{rest % 60:02d}"
 
 
 def command_line() -> str:

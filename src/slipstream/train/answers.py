@@ -45,7 +45,8 @@ class Author:
         from slipstream.verify import make_verifier
 
         self._file = file
-        drafters = [] if store is None else [Recorder(store)]
+        self._recorder = None if store is None else Recorder(store)
+        drafters = [] if self._recorder is None else [self._recorder]
         self._engine = Engine(
             target, file.tokenizer(), make_verifier("coupled"), Fixed(0), drafters, max_batch=max_batch
         )
@@ -57,8 +58,11 @@ class Author:
         return self._engine.add(chat_prompt(self._file, messages).token_ids, params)
 
     def finish(self, requests: Sequence[Request]) -> list[RequestOutput]:
-        """Run these requests to their ends, others going along."""
-        return self._engine.run(requests)
+        """Run these requests to their ends, others going along. Raises OSError where features cannot be kept."""
+        results = self._engine.run(requests)
+        if self._recorder is not None and self._recorder.failure is not None:
+            raise self._recorder.failure
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.sampled <= 1:
             raise InputError(f"the sampled share is {self.sampled}; it must be from 0 to 1")
+        if self.max_tokens < 2:
+            raise InputError(f"answers of {self.max_tokens} tokens teach nothing; let them have 2 or more")
 
     def params(self, key: str) -> SamplingParams:
         """Sampling parameters of one prompt; which ones are sampled, and their seeds, follow from the prompt alone."""
@@ -106,7 +112,7 @@ Report = Callable[[Progress], None]
 def read_prompts(paths: Sequence[Path]) -> list[Messages]:
     """Conversations out of JSONL files whose rows have `messages`, `prompt` or `question`; repeated ones once.
 
-    Raises InputError naming the file and the line.
+    Raises InputError naming the file and the line, or where there are none.
     """
     prompts: dict[str, Messages] = {}
     for path in paths:
@@ -114,6 +120,8 @@ def read_prompts(paths: Sequence[Path]) -> list[Messages]:
             if line.strip():
                 messages = _conversation(line, f"{path} line {number}")
                 prompts.setdefault(prompt_key(messages), messages)
+    if not prompts:
+        raise InputError(f"there are no prompts in {', '.join(map(str, paths))}")
     return list(prompts.values())
 
 
@@ -152,11 +160,13 @@ def write_answers(
     model: Mapping[str, Any],
     settings: Settings,
     report: Report = lambda progress: None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Append the answers to all prompts that `out` has none for yet.
 
     model: what the first line says of the target; a file that another model began is refused (InputError). A last line
-    that was torn by a kill is cut off. Prompts the context has no room for are left out.
+    that was torn by a kill is cut off. Prompts the context has no room for are left out. enough: asked before every
+    group of prompts; once true no further ones are begun.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     header = {"slipstream_answers": FORMAT, **model}
@@ -167,7 +177,7 @@ def write_answers(
     with out.open("a", encoding="utf-8") as file:
         if not known and file.tell() == 0:
             _append(file, [header])
-        for rows, count in _groups(author, todo, settings):
+        for rows, count in _groups(author, todo, settings, enough):
             _append(file, rows)
             progress.done += count
             progress.tokens += sum(len(row["token_ids"]) for row in rows)
@@ -176,12 +186,14 @@ def write_answers(
     return progress
 
 
-def _groups(author: Author, todo: Sequence[Messages], settings: Settings) -> Iterator[tuple[list[dict[str, Any]], int]]:
+def _groups(
+    author: Author, todo: Sequence[Messages], settings: Settings, enough: Callable[[], bool]
+) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of one group of prompts after the other; the next group runs already while one is waited for."""
     size = settings.max_batch
     ahead: list[tuple[int, list[tuple[str, float, Request]]]] = []
     for start in range(0, len(todo) + 2 * size, size):
-        part = todo[start : start + size]
+        part = [] if enough() else todo[start : start + size]
         if part:
             ahead.append((len(part), _submit(author, part, settings)))
         if ahead and (len(ahead) > 2 or not part):

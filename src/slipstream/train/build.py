@@ -59,6 +59,7 @@ class Design:
 def head_config(file: ModelFile, design: Design) -> HeadConfig:
     """The description of a new head for this target. Raises UnsupportedError for targets it cannot be made for."""
     config = file.config
+    require_supported(config)
     if design.kind not in ("eagle3", "medusa"):
         raise UnsupportedError(f"heads of kind {design.kind} cannot be trained; choose eagle3 or medusa")
     common: dict[str, Any] = {
@@ -87,6 +88,7 @@ def head_config(file: ModelFile, design: Design) -> HeadConfig:
         head_dim=config.head_dim,
         intermediate=design.intermediate or config.intermediate_size,
         rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
         eps=config.rms_eps,
         feature_layers=checked_layers(design.feature_layers, file),
         feature_norm=design.feature_norm,
@@ -123,7 +125,6 @@ def store_folder(answers: Path) -> Path:
 
 def load_target(file: ModelFile, layers: Sequence[int], slots: int) -> NativeTarget:
     """The target with features. Raises UnsupportedError where the native runtime cannot run it."""
-    require_supported(file.config)
     return NativeTarget.load(file, None, slots, features=layers)
 
 

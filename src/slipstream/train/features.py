@@ -67,7 +67,7 @@ class FeatureStore:
             os.truncate(path, keep)
         lines = whole[:keep].decode().splitlines()
         if lines and json.loads(lines[0]) != self._header:
-            raise InputError(f"{self.folder} holds features of other weights or layers; name another folder")
+            raise InputError(f"{self.folder} holds features of other weights or layers; remove it, or name other data")
         for line in lines[1:]:
             entry = json.loads(line)
             self._places[entry["key"]] = (entry["start"], entry["length"])
@@ -156,6 +156,8 @@ class Recorder(Drafter):
         self._store = store
         self._running: dict[int, _Recording] = {}
         self._ended: deque[_Recording] = deque(maxlen=REMEMBERED)
+        self.failure: OSError | None = None
+        """Why features could not be kept; an engine goes on without a drafter that raises, so it is said here."""
 
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """A part of the prompt; what lies before the first part is taken from the answer it was shared with."""
@@ -192,7 +194,10 @@ class Recorder(Drafter):
         """The answer is complete; where a part of its features was not seen, none are kept."""
         recording = self._running.pop(row.id, None)
         if recording is not None and recording.length == len(row.tokens) - 1:
-            self._store.add(row.tokens, np.concatenate(recording.parts))
+            try:
+                self._store.add(row.tokens, np.concatenate(recording.parts))
+            except OSError as error:
+                self.failure = error
             self._ended.append(recording)
 
     def forget(self) -> None:

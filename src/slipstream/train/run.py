@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class Options:
     seed: int = 0
     autocast: bool = True
     save_every: float = 120.0
-    measure_every: float = 120.0
+    measure_every: float = 60.0
 
     def __post_init__(self) -> None:
         if self.steps is None and self.minutes is None:
@@ -209,9 +210,11 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "state": asdict(self.state),
         }
+        packed = io.BytesIO()  # torch hides the reason when a file cannot be written
+        torch.save(content, packed)
         partial = folder / f"{CHECKPOINT}.partial"
         with partial.open("wb") as file:
-            torch.save(content, file)
+            file.write(packed.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, folder / CHECKPOINT)

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812  its name everywhere
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from slipstream.drafters.heads.weights import rope_of
 from slipstream.models.heads.config import HeadConfig, tensors
 
 Pair = tuple[Tensor, Tensor]
@@ -122,12 +123,14 @@ class Context:
 class EagleHead(nn.Module):
     """EAGLE-1 and EAGLE-3 heads. embedding [vocab, H] and head_rows [draft_vocab, H] are the target's, not trained.
 
-    head_rows is needed where config.frozen_head; embedding where there is no own one.
+    head_rows is needed where config.frozen_head; embedding where there is no own one. Raises UnsupportedError for a
+    scaling of rotary positions that is not known.
     """
 
     def __init__(self, config: HeadConfig, embedding: Tensor | None, head_rows: Tensor | None) -> None:
         super().__init__()
         self.config = config
+        self._rope = rope_of(config)
         parts = len(config.feature_layers) or 3
         if config.feature_norm:
             self.feature_norm = Norm(config.target_hidden * parts, config.eps, parts)
@@ -152,6 +155,13 @@ class EagleHead(nn.Module):
         table = self.embed_tokens.weight if self.config.own_embedding else self.embedding
         return F.embedding(tokens, table).float()
 
+    def rope(self, first: int, count: int) -> Pair:
+        """cos and sin [count, head_dim / 2] of positions first .. first + count - 1, those that drafting uses."""
+        self._rope.ensure(first + count)
+        tables = (self._rope.cos, self._rope.sin)
+        cos, sin = (torch.from_numpy(table[first : first + count]).to(self.fc.weight.device) for table in tables)
+        return cos, sin
+
     def reduce(self, features: Tensor) -> Tensor:
         """The target's features [..., inputs] as the hidden state that drafting goes on with (EAGLE-3)."""
         features = features.float()
@@ -174,7 +184,7 @@ class EagleHead(nn.Module):
         e = self.embed(tokens)
         h = self._enter(self.reduce(features) if self.config.kind == "eagle3" else features, e)
         size = tokens.shape[1]
-        rope = rope_tables(self.config, 0, size, h.device)
+        rope = self.rope(0, size)
         causal = torch.ones(size, size, dtype=torch.bool, device=h.device).tril()
         seen = (causal & valid[:, None, :]) | torch.eye(size, dtype=torch.bool, device=h.device)
         context = Context([], seen[:, None, start:])
@@ -196,7 +206,7 @@ class EagleHead(nn.Module):
         """Step `number` (1, 2, ...) of every position: h [B, Q, H] of the step before, tokens [B, Q] after it."""
         e = self.embed(tokens)
         h = self._enter(h, e)
-        rope = rope_tables(self.config, start + number, tokens.shape[1], h.device)
+        rope = self.rope(start + number, tokens.shape[1])
         x, residual = self._first(h, e)
         for index, layer in enumerate(self.layers):
             if index:
@@ -272,15 +282,6 @@ def rotate(x: Tensor, rope: Pair) -> Tensor:
     cos, sin = rope
     one, two = x.float().chunk(2, -1)
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x.dtype)
-
-
-def rope_tables(config: HeadConfig, first: int, count: int, device: torch.device) -> Pair:
-    """cos and sin [count, head_dim / 2] of positions first .. first + count - 1."""
-    pairs = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    angles = np.arange(first, first + count)[:, None] * config.rope_theta**-pairs
-    tables = (np.cos(angles), np.sin(angles))
-    cos, sin = (torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)
-    return cos, sin
 
 
 def attend(queries: Tensor, real: Pair, seen: Tensor, steps: Sequence[Pair]) -> Tensor:
