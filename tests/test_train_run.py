@@ -217,7 +217,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(("kind", "owner", "name"), [("eagle3", os, "fsync"), ("answers", FeatureStore, "_keep")])
+@pytest.mark.parametrize(("kind", "owner", "name"), [("eagle3", Training, "save"), ("answers", FeatureStore, "_keep")])
 def test_a_full_disk_is_named(made, tmp_path, capsys, kind, owner, name, monkeypatch):
     monkeypatch.setattr(owner, name, full)
     if kind == "eagle3":

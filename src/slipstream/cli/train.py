@@ -217,7 +217,7 @@ def carry_out(design: Design, given: dict[str, Any]) -> None:
     file = open_named(given["target"])
     with writing(given["features"] or given["data"][0]):
         material = gather(file, given["data"], design, given["features"], report_features)
-    with closing(material.shelf), writing(folder):
+    with writing(folder), closing(material.shelf):
         train_on(material, facts_of(design, options), options, given)
     typer.echo(f"head in {folder}; use it with --draft head:{folder},suffix,recycling")
 

@@ -124,9 +124,8 @@ class FeatureStore:
 
     def close(self) -> None:
         """Write what waits."""
-        self._sync()
-        self._data.close()
-        self._index.close()
+        with self._data, self._index:
+            self._sync()
 
     def __enter__(self) -> Self:
         return self
