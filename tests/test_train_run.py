@@ -230,7 +230,8 @@ def test_a_full_disk_is_named(made, tmp_path, capsys, kind, owner, name, monkeyp
 
 
 @pytest.mark.full
-def test_a_run_that_is_told_to_end_saves_and_is_resumed(made, tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_from_outside_is_resumed(made, tmp_path, end):
     """The command as a process of its own, ended from outside, then resumed: the same head as a run left alone."""
     words = [sys.executable, "-m", "slipstream", "train", "eagle3", "--target", str(made[0]), "--data", str(made[1])]
     more = "--draft-vocab 64 --batch 40 --threads 1 --feature-layers 0,1,2 --steps 60 --full-precision --storage F32"
@@ -241,7 +242,7 @@ def test_a_run_that_is_told_to_end_saves_and_is_resumed(made, tmp_path):
     while not (tmp_path / "killed" / "checkpoint.pt").exists() and killed.poll() is None:
         time.sleep(0.01)
     time.sleep(0.3)
-    killed.send_signal(signal.SIGTERM)
+    killed.send_signal(end)
     killed.wait()
     subprocess.run([*words, "--out", str(tmp_path / "killed"), "--resume"], check=True, **quiet)
     heads = [read_head(tmp_path / name) for name in ("whole", "killed")]
