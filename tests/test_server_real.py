@@ -53,15 +53,15 @@ def test_a_short_request_does_not_wait_for_a_long_prompt(server):
         )
         reader.start()
         sb.wait_for(lambda: server.served.worker.stats().reading > 0)
-        while reader.is_alive() and len(found) < 12:
+        while reader.is_alive() and len(found) < 60:
             short = f"{attempt} {len(found)}: the weather in spring"
             seconds = first_chunk_s(server, prompt=short, max_tokens=4)
             if reader.is_alive():
                 found.append(seconds)
         reader.join()
     assert found, "the long prompt was read before anything else could be asked"
-    print(f"first token of a short request beside a long prompt: {sorted(round(each, 3) for each in found)}")
-    assert statistics.median(found) < PATIENCE_S
+    print(f"first token of a short request beside a long prompt: {[round(each, 3) for each in found]}")
+    assert sorted(found)[:-1][-1] < PATIENCE_S, "all but one, which something else on the machine may have held up"
 
 
 def over_http(server: sb.Process, body: dict[str, object]) -> bytes:

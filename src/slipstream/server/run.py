@@ -43,6 +43,7 @@ def configure(app: ASGIApp) -> uvicorn.Config:
     """How uvicorn is run: it logs and announces nothing itself."""
     return uvicorn.Config(
         app,
+        http="h11",  # the same parser, and the same answers to malformed requests, whatever else is installed
         lifespan="off",
         log_config=None,
         access_log=False,
