@@ -114,6 +114,8 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
   const uint8_t* p = a.w.data + static_cast<size_t>(panel) * a.w.panel_bytes();
   const int64_t blocks = (rows + kMicroRows - 1) / kMicroRows;
   const int64_t step = a.w.in == 0 ? 0 : static_cast<int64_t>(a.w.panel_bytes()) / a.w.in;
+  constexpr int64_t kTiles = 2 / kMicroTiles;  // of one block of rows
+  const int64_t share = kTiles * blocks < 4 ? kTiles * blocks : 4;  // tiles that fetch
   for (int64_t begin = 0; begin < a.w.in; begin += kChunk) {
     const int64_t end = begin + kChunk < a.w.in ? begin + kChunk : a.w.in;
     const float* w = direct ? reinterpret_cast<const float*>(p) + begin * kPanel : buffer;
@@ -122,9 +124,9 @@ template <class W> void buffered(const LinearArgs& a, int64_t panel, int64_t row
       const int64_t r0 = rows * b / blocks, r1 = rows * (b + 1) / blocks;  // even blocks: 13 rows are 7 + 6
       const float* x = a.x + (row + r0) * a.ldx + begin;
       for (int t = 0; t < 2; t += kMicroTiles) {
-        // The first block of rows fetches the next chunk, little by little: at once it would stall the unpacking.
-        const bool fetch = b == 0 && (direct || t == 0);
-        const Ahead ahead = {fetch ? p + step * end + (direct ? 64 * t : 0) : nullptr, step};
+        // The first tiles fetch the next chunk, in order and little by little: at once it would stall the unpacking.
+        const int64_t tile = b * kTiles + t / kMicroTiles;
+        const Ahead ahead = {tile < share ? p + step * end + step * (end - begin) * tile / share : nullptr, step / share};
         kMicro.rows[r1 - r0 - 1](w + 16 * t, x, a.ldx, end - begin, acc + r0 * kPanel + 16 * t, begin == 0, ahead);
       }
     }
