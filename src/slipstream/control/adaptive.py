@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slipstream.control.asking import ALONE, SLACK, START_DEPTH, TRIALS, Beside, Rest, Source
+from slipstream.control.asking import ALONE, SLACK, START_DEPTH, TRIALS, Beside, Rest, Source, many
 from slipstream.control.base import StepCost
 from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import TREE_WIDTH, check_shape
@@ -116,7 +116,8 @@ class Adaptive:
         depth, saved = source.best_depth(source.usual, len(rows), self.passes, offered)
         if not offered.nodes:
             depth = source.usual  # whether it pays alone is judged by its gain
-        if not source.worth_reading(self._unread(name, asked), saved):
+        unread = self._unread(name, asked)
+        if many(unread, len(asked)) and not source.worth_reading(unread, saved):
             depth = 0
         if depth == source.usual:
             return limits

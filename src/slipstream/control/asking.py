@@ -48,6 +48,11 @@ class Beside:
 ALONE = Beside()
 
 
+def many(unread: int, rows: int) -> bool:
+    """Whether so many unread tokens of these rows take time beside a draft, which passes over rows as well."""
+    return unread >= max(MANY, 2 * rows)
+
+
 class Rest:
     """Whether a row for which nothing pays is left alone in this step."""
 
@@ -139,8 +144,10 @@ class Source:
         """The chain depth with the most expected tokens per second, 0 where others offer enough without this source;
         and the seconds that it saves against the same tokens without it.
         """
-        if not (self.chances and self.cost.known):
-            return min(deepest, START_DEPTH), 0.0
+        if not self.cost.known:
+            deepest = min(deepest, START_DEPTH)
+        if not self.chances:
+            return deepest, 0.0
         others = rows + beside.nodes
         passes = curve.table(max(rows * (deepest + 1), others))
         tokens, reach = 1.0 + sum(beside.reach), 1.0
@@ -196,14 +203,14 @@ class Source:
     def saw(self, seconds: float, paths: Sequence[Sequence[float]], unread: int) -> None:
         """An answer: the time it took for all rows, and by row the chance that the best path stands, by depth.
 
-        unread: tokens of rows that it was not asked for in the step before, and had to read first; such a time says
-        nothing about the next one.
+        unread: tokens of rows that it was not asked for in the step before, and had to read first; where they are many
+        such a time says nothing about the next one.
         """
         self.asked += 1
         deepest = max(1, *map(len, paths))
-        if not unread:
+        if not many(unread, len(paths)):
             self.cost.observe(deepest, seconds)
-        elif unread >= MANY:
+        else:
             took = max(0.0, seconds - self.seconds(deepest)) / unread
             self.reading += (took - self.reading) * (0.5 if self.reading else 1.0)
         if self.probing:
