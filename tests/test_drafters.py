@@ -133,6 +133,19 @@ def test_failures_are_counted_logged_once_and_end_in_silence(caplog):
     assert guard.failures(one) == 0
 
 
+def test_a_drafter_that_fails_to_say_what_it_wants_stops_no_answer():
+    class Unsure(beds.Script):
+        def wants(self, row):
+            raise ValueError("who knows")
+
+    table = beds.random_table(1, 9)
+    plain = beds.answer(beds.engine(beds.TableTarget(table)), [1, 2], max_tokens=9)
+    made = beds.engine(beds.TableTarget(table), [Unsure(lambda row, limit: [1])])
+    output = beds.answer(made, [1, 2], max_tokens=9)
+    assert output.token_ids == plain.token_ids
+    assert output.speculation.drafter_failures > 0
+
+
 def test_a_drafter_that_recovers_is_asked_on():
     calls = []
 

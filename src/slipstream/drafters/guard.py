@@ -42,6 +42,14 @@ class Guard:
         """How often this drafter failed for a row that has not ended."""
         return self._failures.get(row.id, 0)
 
+    def wants(self, row: Row) -> bool:
+        """Whether the drafter takes any interest in this row; none where it fails to say."""
+        try:
+            return self.drafter.wants(row)
+        except Exception:
+            self._failed([row])
+            return False
+
     def begin(self, row: Row) -> None:
         """A row joins, at its beginning or later: row.tokens are its prompt and what was emitted so far."""
         self._rows[row.id] = row
@@ -61,12 +69,7 @@ class Guard:
         asked: dict[int, Row] = {}
         own: list[Limit] = []
         for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            if (
-                row.speculate
-                and limit.asks(self.name)
-                and self._in_a_row.get(row.id, 0) < PATIENCE
-                and self.drafter.wants(row)
-            ):
+            if row.speculate and limit.asks(self.name) and self._in_a_row.get(row.id, 0) < PATIENCE and self.wants(row):
                 asked[index] = row
                 own.append(limit.of(self.name))
         if not asked:

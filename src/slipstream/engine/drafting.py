@@ -147,9 +147,7 @@ class Drafting:
         if not row.speculate:
             return []
         return [
-            guard
-            for guard in self.active
-            if (row.drafters is None or guard.name in row.drafters) and guard.drafter.wants(row)
+            guard for guard in self.active if (row.drafters is None or guard.name in row.drafters) and guard.wants(row)
         ]
 
     def end(self, row: Row) -> int:

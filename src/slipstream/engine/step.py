@@ -53,7 +53,7 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
-    drafters = [drafter for drafter in parts.drafters if any(map(drafter.drafter.wants, rows))]
+    drafters = [drafter for drafter in parts.drafters if any(map(drafter.wants, rows))]
     limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
     drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
     clock.lap("draft")
