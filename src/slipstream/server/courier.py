@@ -40,6 +40,6 @@ class Courier:
             if not self._posted:  # what is posted from here on sees that nobody looks
                 return
             self._coming = True
+        self._timer = self._loop.call_later(GATHER_S, self._deliver)  # first, should one of the actions fail
         while self._posted:
             self._posted.popleft()()
-        self._timer = self._loop.call_later(GATHER_S, self._deliver)

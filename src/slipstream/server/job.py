@@ -97,6 +97,8 @@ class Job:
 
     def submit(self, prompts: Sequence[tuple[str | None, list[int]]]) -> None:
         """Queue all prompts (text and ids) or, when one is refused, none. Raises what the worker raises."""
+        # All count before the first is queued: it may have ended before the next one is.
+        self._open = self._left = len(prompts)
         for place, (text, tokens) in enumerate(prompts):
             try:
                 request = self._submit(place, tokens)
@@ -112,16 +114,7 @@ class Job:
 
         task = self.task
         left = None if task.deadline_s is None else task.deadline_s - (time.monotonic() - self.arrived)
-        self._open += 1
-        self._left += 1
-        try:
-            return self._worker.submit(
-                tokens, task.params, speculation=task.speculation, deadline_s=left, listener=hear
-            )
-        except BaseException:
-            self._open -= 1
-            self._left -= 1
-            raise
+        return self._worker.submit(tokens, task.params, speculation=task.speculation, deadline_s=left, listener=hear)
 
     def _hear(self, place: int, request: Request, pieces: Sequence[Piece] | None) -> None:
         """In the worker's thread: pass on what is new; nobody waits for the first tokens longer than necessary."""

@@ -1,0 +1,75 @@
+"""The way of news from the engine's thread to the event loop: their order, their pace, and who has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+from slipstream.core.params import SamplingParams
+from slipstream.server.courier import GATHER_S, Courier
+from slipstream.server.job import Job, Task
+
+
+def test_news_come_in_order_at_once_after_a_pause_and_then_gathered():
+    async def main():
+        courier, heard = Courier(asyncio.get_running_loop()), []
+
+        def post(what, **how):
+            courier.post(lambda: heard.append(what), **how)
+
+        post(1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert heard == [1]
+        post(2)
+        post(3)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert heard == [1]
+        await asyncio.sleep(4 * GATHER_S)
+        assert heard == [1, 2, 3]
+        post(4)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        post(5)
+        post(6, urgent=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert heard == [1, 2, 3, 4, 5, 6]
+
+    asyncio.run(main())
+
+
+def test_news_that_fail_do_not_hold_up_the_others():
+    async def main():
+        loop, heard, failed = asyncio.get_running_loop(), [], []
+        loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+        courier = Courier(loop)
+        courier.post(lambda: 1 / 0)
+        courier.post(lambda: heard.append(1))
+        await asyncio.sleep(4 * GATHER_S)
+        assert heard == [1]
+        assert [type(error) for error in failed] == [ZeroDivisionError]
+
+    asyncio.run(main())
+
+
+def test_a_job_is_not_settled_before_all_its_prompts_are_queued():
+    """The first prompt has ended, and the loop knows, before the second one is queued."""
+
+    async def main():
+        settled = []
+
+        class Quick:
+            def submit(self, tokens, params, *, speculation, deadline_s, listener):
+                listener(SimpleNamespace(answers=[]), None)
+                time.sleep(0.1)
+                settled.append(job.settled.is_set())
+                return SimpleNamespace(answers=[], prompt=None)
+
+        job = Job(Quick(), Task(SamplingParams()), None, Courier(asyncio.get_running_loop()))
+        await asyncio.to_thread(job.submit, [("a", [1]), ("b", [2])])
+        assert settled == [False, True]
+
+    asyncio.run(main())
