@@ -151,7 +151,7 @@ class Adaptive:
         for name in dict.fromkeys(offer.source for of_row in given for offer in of_row):
             source = self._source(name)
             if not source.free:
-                self._now[name] = {row.id for row, of_row in zip(rows, given, strict=True) if of_row}
+                self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.asks(name)}
             if source.looks(LOOK_EVERY):
                 depths[name] = self._saw(source, rows, given)
             drafting[name] = source.seconds(depths.get(name, 1))

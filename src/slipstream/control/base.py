@@ -28,7 +28,10 @@ class Controller(Protocol):
     def beside(
         self, name: str, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]
     ) -> Sequence[Limit]:
-        """The limits for one drafter, now that those asked before it have offered (offers[drafter][row])."""
+        """The limits, with what one drafter may still offer now that those before it have (offers[drafter][row]).
+
+        The next drafter and `choose` get them as they are returned.
+        """
 
     def choose(self, rows: Sequence[Row], offers: Sequence[Sequence[Offers]], limits: Sequence[Limit]) -> list[Draft]:
         """One draft per row out of all drafters' offers for it (offers[row][drafter]).
