@@ -24,7 +24,8 @@ from slipstream.targets.slots import common_prefix
 SLOTS = 64
 """Texts remembered at once, those of running rows among them."""
 LOOK_BACK = 64
-"""Features that wait at most: the head of SmolLM2 guesses as well after the last 64 tokens of a prompt as after all."""
+"""Features that wait: the head of SmolLM2 guesses as well after the last 64 tokens of a prompt as after all. Parts are
+dropped whole, so there may be nearly twice as many."""
 KEPT = 4
 """Finished texts that stay for prompts that begin alike."""
 

@@ -165,14 +165,15 @@ class Eagle(HeadDrafter):
 
     def _begin(self, rows: Sequence[Row]) -> None:
         """Begin the first level of rows that have little to read."""
-        parts = []
+        parts, begun = [], []
         for row in rows:
             memory, own = self.memories.get(row.id), self._rows.get(row.id)
             if memory is not None and own is not None and _complete(row, memory) and memory.unread <= READ_IN_PASS:
                 parts.append((memory, memory.unread))
-                self._begun.append((own, len(row.tokens)))
+                begun.append((own, len(row.tokens)))
         if parts:
             self._head.start(*self._reading(parts))
+            self._begun = begun  # what did not start has no results to wait for
 
     def _settle(self) -> None:
         """Keep the results of what was begun; until then nothing may touch the head or its cache."""
