@@ -66,7 +66,8 @@ class Ledger:
         self._plain: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
         """Their medians."""
-        self._seen = 0
+        self._seen: Counter[int] = Counter()
+        """How many there were."""
         self._brought = self._took = 0.0
         """Seconds that plain steps would have taken for what steps brought, and seconds that these took."""
 
@@ -87,8 +88,8 @@ class Ledger:
         if times is None:
             times = self._plain[rows] = deque(maxlen=PLAIN_STEPS)
         times.append(seconds)
-        self._seen += 1
-        if len(times) <= MEDIAN_EVERY or self._seen % MEDIAN_EVERY == 0:
+        self._seen[rows] += 1
+        if self._seen[rows] <= MEDIAN_EVERY or self._seen[rows] % MEDIAN_EVERY == 0:
             self._typical[rows] = statistics.median(times)
 
     def calibrate(self, target: Target, row: Row) -> None:
