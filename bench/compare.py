@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench import paired
+from slipstream.bench.settings import cpu_name
 
 WORKERS = Path(__file__).parent / "workers"
 PAUSE_S = 0.15  # lets the last engine's threads go to sleep
@@ -76,19 +76,6 @@ class Engine:
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
-
-
-def cpu_name() -> str:
-    """The processor, with family and model, because servers hide its full name, and the widest vectors it has."""
-    known: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        key, _, value = line.partition(":")
-        known.setdefault(key.strip(), value.strip())
-    if "model name" not in known:
-        return platform.processor() or platform.machine()
-    flags = known.get("flags", "").split()
-    vectors = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
-    return f"{known['model name']} (family {known.get('cpu family')}, model {known.get('model')}, {vectors})"
 
 
 class Comparison:

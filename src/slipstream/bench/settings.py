@@ -128,9 +128,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def machine() -> dict[str, Any]:
     """What it was measured on."""
-    name = platform.processor() or platform.machine()
-    known = Path("/proc/cpuinfo")
-    if known.exists():
-        names = [line.partition(":")[2].strip() for line in known.read_text().splitlines() if "model name" in line]
-        name = names[0] if names else name
-    return {"cpu": name, "cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    about = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    return {"cpu": cpu_name(), **about}
+
+
+def cpu_name() -> str:
+    """The processor, with family and model, because servers hide its full name, and the widest vectors it has."""
+    known: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        key, _, value = line.partition(":")
+        known.setdefault(key.strip(), value.strip())
+    if "model name" not in known:
+        return platform.processor() or platform.machine()
+    flags = known.get("flags", "").split()
+    vectors = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
+    return f"{known['model name']} (family {known.get('cpu family')}, model {known.get('model')}, {vectors})"
