@@ -80,6 +80,7 @@ class Draft:
         tokens, parents = self.tokens, self.parents
         if len(parents) != len(tokens):
             raise InputError(f"draft has {len(tokens)} tokens but {len(parents)} parents")
+        # Nearly all trees are well-formed, and each step checks some: a loop is only for saying what is wrong.
         distinct = len(set(zip(parents, tokens, strict=True))) == len(tokens)
         if not tokens or (
             distinct

@@ -46,7 +46,7 @@ class Coupled:
                 verdict.error = str(error)
                 break
             verdict.near_ties += self._count_near_ties and close
-            path.append(token)
+            verdict.tokens.append(token)
             node = draft.child(node, token)
             if node is not None:
                 verdict.path.append(node)
