@@ -28,6 +28,8 @@ REMEASURE = 128
 """A step at least this often is plain, because everything is judged against its cost."""
 SURE = 0.97
 """Where even a node of this chance does not pay for its row in the pass, nobody is asked."""
+WORTH = 1.02
+"""Speed over plain decoding from which on a batch is worth a draft; less is what costs and chances are wrong by."""
 NOTHING = Limit(0, 0)
 
 
@@ -45,7 +47,11 @@ class Adaptive:
         self.merger = Merger()
         self.sources: dict[str, Source] = {}
         self._verify = CostCurve(slope=0.0, change=VERIFY_CHANGE)
+        self._before_pass = CostCurve(slope=0.0, change=VERIFY_CHANGE)
+        """All that a step takes before its pass when somebody is asked, by rows of the batch."""
         self._rests: dict[int, Rest] = {}
+        self._pause = Rest()
+        """Of a whole batch."""
         self._steps = self._since_plain = 0
         self._looks_left = 0
         self._rows = 0
@@ -72,15 +78,26 @@ class Adaptive:
         self._asking = False
         # All else is judged against plain decoding, so its cost comes first.
         unmeasured = self._since_plain > REMEASURE or not self.passes.measured(len(rows))
-        if not self.max_nodes or unmeasured:
+        if not self.max_nodes or unmeasured or (len(rows) > 1 and self._pauses(rows)):
             return [NOTHING] * len(rows)
         self._look(len(rows))
         limit = self._limit
         if not limit.nodes:
             return [NOTHING] * len(rows)
-        limits = [limit if row.speculate and not (self._cheap and self._rest(row).now()) else NOTHING for row in rows]
+        resting = self._cheap or len(rows) > 1
+        limits = [limit if row.speculate and not (resting and self._rest(row).now()) else NOTHING for row in rows]
         self._asking = any(one.nodes for one in limits)
         return limits
+
+    def _pauses(self, rows: Sequence[Row]) -> bool:
+        """Whether a batch for which nothing pays is left alone in this step; a newcomer ends its pause."""
+        if any(row.speculate and row.id not in self._rests for row in rows):
+            self._pause = Rest()
+        if not self._pause.now():
+            return False
+        for rest in self._rests.values():
+            rest.now()
+        return True
 
     def _look(self, rows: int) -> None:
         """Settle what is asked of whom; while all drafters are cheap that stays for some steps."""
@@ -92,7 +109,8 @@ class Adaptive:
         self._cheap = bool(depths) and all(self.sources[name].free for name, depth in depths.items() if depth)
         worth = self._least_chance(rows) < SURE
         if not worth or (depths and not any(depths.values())):
-            self._limit, self._looks_left = NOTHING, 0
+            # A single row is looked at again at once: it has more to lose.
+            self._limit, self._looks_left = NOTHING, LOOK_EVERY if rows > 1 else 0
             return
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         floors = {name: self._floor(source, rows) for name, source in self.sources.items()}
@@ -156,7 +174,12 @@ class Adaptive:
                 depths[name] = self._saw(source, rows, given)
             drafting[name] = source.seconds(depths.get(name, 1))
         trees = [self._tree(row, of_row, keep=True) for row, of_row in zip(rows, given, strict=True)]
-        counts, tokens, seconds = self._best(trees, limits, sum(drafting.values()))
+        spent = sum(drafting.values())
+        counts, tokens, seconds = self._best(trees, limits, spent)
+        gain = self._gain(len(rows), tokens, seconds)
+        if len(rows) > 1:
+            more = max(0.0, self._before_pass.at(len(rows)) - spent)
+            self._pause.answered(self._gain(len(rows), tokens, seconds + more) >= WORTH, len(rows))
         for row, of_row, count in zip(rows, given, counts, strict=True):
             if of_row:
                 self._rest(row).answered(count > 0, len(rows))
@@ -166,12 +189,18 @@ class Adaptive:
                 found = tokens, seconds, depths.get(source.name, 0)
                 self._judge(source, (rows, given, limits), drafting, found)
         drafts = [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
-        plain = self.passes.at(len(rows)) + self._verify.at(1)
-        if plain > 0 and seconds > 0:
-            gain = tokens / len(rows) * plain / seconds
-            for draft in drafts:
-                draft.gain = gain
+        for draft in drafts:
+            draft.gain = gain
         return drafts
+
+    def _plain(self, rows: int) -> float:
+        """Seconds of a plain step, 0.0 while nothing is known."""
+        return self.passes.at(rows) + self._verify.at(1)
+
+    def _gain(self, rows: int, tokens: float, seconds: float) -> float:
+        """Speed over plain steps, 1 while nothing is known."""
+        plain = self._plain(rows)
+        return tokens / rows * plain / seconds if plain > 0 and seconds > 0 else 1.0
 
     def observe(self, observations: Sequence[Observation], cost: StepCost) -> None:
         """Learn the costs of this step and which offers were right."""
@@ -181,9 +210,12 @@ class Adaptive:
             self._verify.observe(1, cost.verify_s)
         if cost.rows == len(observations):
             self._since_plain = 0
+        if self._asking and len(observations) > 1:
+            self._before_pass.observe(len(observations), cost.draft_s)
         for source in self.sources.values():
             if not source.free and source.name not in self._now:
-                source.pass_time(cost.pass_s)
+                # The more rows share a pass, the less a probe can win.
+                source.pass_time(cost.pass_s / len(observations))
         if self._asking:
             self._learn(observations)
 
@@ -277,7 +309,10 @@ class Adaptive:
     def _best(
         self, trees: Sequence[Ranked], limits: Sequence[Limit], drafting: float
     ) -> tuple[list[int], float, float]:
-        """Nodes per row, the expected tokens and the expected seconds of the step; every n is looked at."""
+        """Nodes per row, the expected tokens and the expected seconds of the step; every n is looked at.
+
+        A batch gets none where the best n promises too little.
+        """
         whole = [tree for tree in trees if tree.drawn is not None]
         base = len(trees) + sum(map(len, whole))
         tokens = len(trees) + sum(sum(tree.reach) for tree in whole)
@@ -286,5 +321,8 @@ class Adaptive:
         ]
         costs = self.passes.table(base + sum(map(len, reaches)))
         counts, tokens, seconds = spread(reaches, costs, base, tokens, drafting + self._verify.at(1))
+        rows = len(trees)
+        if rows > 1 and not whole and self._gain(rows, tokens, seconds - drafting) < WORTH:
+            return [0] * rows, float(rows), self._plain(rows) + drafting
         counts = [count if tree.drawn is None else len(tree) for tree, count in zip(trees, counts, strict=True)]
         return counts, tokens, seconds

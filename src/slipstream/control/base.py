@@ -12,11 +12,15 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 
 @dataclass(slots=True)
 class StepCost:
-    """Measured seconds of one step and the token rows (anchors and nodes) its pass verified."""
+    """Measured seconds of one step and the token rows (anchors and nodes) its pass verified.
+
+    draft_s: all that came before the pass, the controller's own time included.
+    """
 
     rows: int
     pass_s: float
     verify_s: float
+    draft_s: float = 0.0
 
 
 class Controller(Protocol):

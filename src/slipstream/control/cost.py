@@ -145,7 +145,10 @@ class CostCurve:
                 share = (size - last) / (known - last)
                 return cost if not last else seconds + share * (cost - seconds)
             last, seconds = known, cost
-        return seconds * max(straight / (1.0 + self.slope * (last - 1.0)), 1.0)
+        # Beyond them costs go on as they rose, and at least by the slope.
+        first, least = next(iter(self._initial.items()))
+        rise = (seconds - least) / (last - first) if last > first else 0.0
+        return max(seconds * max(straight / (1.0 + self.slope * (last - 1.0)), 1.0), seconds + rise * (size - last))
 
 
 def _pooled(points: list[tuple[float, int]]) -> list[float]:

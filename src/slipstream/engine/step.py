@@ -44,7 +44,8 @@ class Clock:
     def cost(self, drafts: Sequence[Draft]) -> StepCost:
         """The step so far, as controllers see it."""
         self.token_rows = len(drafts) + sum(map(len, drafts))
-        return StepCost(self.token_rows, self.seconds["pass"], self.seconds["verify"])
+        spent = self.seconds
+        return StepCost(self.token_rows, spent["pass"], spent["verify"], spent["draft"])
 
 
 def step(batch: Batch, parts: Parts, clock: Clock) -> None:

@@ -124,9 +124,9 @@ class Eagle(HeadDrafter):
         for seen in observations:
             memory = self.memories.get(seen.row.id)
             if memory is not None and seen.features is not None and seen.verdict.tokens:
-                kept = [0, *(node + 1 for node in seen.verdict.path)][: len(seen.verdict.tokens)]
-                start = len(seen.row.tokens) - len(seen.verdict.tokens) - 1
-                memory.add(start, seen.features[kept])
+                path, count = seen.verdict.path, len(seen.verdict.tokens)
+                kept = seen.features[[0, *(node + 1 for node in path)][:count]] if path else seen.features[:1].copy()
+                memory.add(len(seen.row.tokens) - count - 1, kept)
         asked, self._asked = self._asked, set()
         self._begin([seen.row for seen in observations if seen.row.id in asked])
 
