@@ -108,9 +108,9 @@ def served(llm: LLM, service: Service, called: tuple[str, ...] = (), **options: 
 
     called: its names, its own if there are none. options: of its worker.
     """
-    from slipstream.server.service import Served
+    from slipstream.server.service import GATHER_S, Served
 
-    worker = llm.worker(on_fault=service.fail, **options)
+    worker = llm.worker(on_fault=service.fail, gather_s=GATHER_S, **options)
     worker.start()
     return Served(
         names=called or (llm.name,),

@@ -27,7 +27,7 @@ GRACE_S = 10.0
 """What runs is cancelled after the present step, which takes no longer than this."""
 
 Listener = Callable[[Request, list[Piece] | None], None]
-"""Called with what is new after a step, and once with None when the request has ended."""
+"""Called with what is new after a step, or some steps, and once with None when the request has ended."""
 
 
 @dataclass(slots=True)
@@ -37,6 +37,8 @@ class _Job:
     request: Request
     listener: Listener
     deadline: float | None
+    told: bool = False
+    """True once it has had news."""
 
 
 class Worker:
@@ -45,7 +47,8 @@ class Worker:
     max_waiting: answers that may wait for a place in the batch; while so many do, requests are refused. on_fault:
     called with the exception when the thread has died of one, after all requests were told. shadow_share: share of
     finished requests that are decoded again plainly; on_alarm: called from the thread with each one that differs;
-    alarm_stops: speculation is switched off then. Raises InputError for what the shadow check cannot do.
+    alarm_stops: speculation is switched off then. gather_s: seconds for which news are gathered; what is new of a
+    request at first and at its end is told at once. Raises InputError for what the shadow check cannot do.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Worker:
         shadow_share: float = 0.0,
         on_alarm: Callable[[Mismatch], None] | None = None,
         alarm_stops: bool = False,
+        gather_s: float = 0.0,
     ) -> None:
         self.engine, self.max_waiting = engine, max_waiting
         self._on_fault, self._on_alarm, self._alarm_stops = on_fault, on_alarm, alarm_stops
@@ -74,7 +78,8 @@ class Worker:
         self._idle = threading.Event()
         self._idle.set()
         self._snapshot = engine.snapshot()
-        self._snapshot_at = 0.0
+        self._snapshot_at = self._told_at = 0.0
+        self._gather_s = gather_s
         self.last_progress = time.monotonic()
         """Monotonic seconds of the last completed step or idle tick."""
 
@@ -252,9 +257,12 @@ class Worker:
         now = time.monotonic()
         if ended or now - self._snapshot_at >= TICK_S:
             self._snapshot, self._snapshot_at = self.engine.snapshot(), now
+        due = now - self._told_at >= self._gather_s
+        if due:
+            self._told_at = now
         for job in list(self._jobs.values()):
-            pieces = job.request.pieces()
-            if pieces:
+            if (due or not job.told or job.request.done) and (pieces := job.request.pieces()):
+                job.told = True
                 self._call(job, pieces)
         for job in ended:
             del self._jobs[job.request]

@@ -1,4 +1,4 @@
-"""News of the engine's thread on their way to the event loop: at once after a pause, else gathered for a while."""
+"""News of the engine's thread on their way to the event loop: all that is posted before the loop looks goes at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-
-GATHER_S = 0.025
-"""Seconds for which news are gathered while more keep coming; readers do not see the difference. Every awakening
-of the event loop takes time from the engine, whose threads use all cores."""
 
 
 class Courier:
@@ -19,27 +15,22 @@ class Courier:
         self._loop = loop
         self._posted: deque[Callable[[], None]] = deque()
         self._coming = False
-        """True while the loop is going to look by itself."""
-        self._timer: asyncio.TimerHandle | None = None
+        """True while the loop has been told and has not looked yet."""
 
-    def post(self, action: Callable[[], None], *, urgent: bool = False) -> None:
-        """Have this called on the loop, within GATHER_S or, if it is urgent, at once. From any thread."""
+    def post(self, action: Callable[[], None]) -> None:
+        """Have this called on the loop soon. From any thread."""
         self._posted.append(action)
-        if urgent or not self._coming:
+        if not self._coming:
             self._coming = True
             with contextlib.suppress(RuntimeError):  # the loop has ended with the server
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        """On the loop: hand over what is there, and look again later; a look that finds nothing is the last one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._posted:
-            self._coming = False
-            if not self._posted:  # what is posted from here on sees that nobody looks
-                return
-            self._coming = True
-        self._timer = self._loop.call_later(GATHER_S, self._deliver)  # first, should one of the actions fail
-        while self._posted:
-            self._posted.popleft()()
+        """On the loop: hand over what is there; what is posted from here on tells the loop again."""
+        self._coming = False
+        try:
+            while self._posted:
+                self._posted.popleft()()
+        finally:
+            if self._posted:  # one of them has failed
+                self._loop.call_soon(self._deliver)

@@ -117,16 +117,15 @@ class Job:
         return self._worker.submit(tokens, task.params, speculation=task.speculation, deadline_s=left, listener=hear)
 
     def _hear(self, place: int, request: Request, pieces: Sequence[Piece] | None) -> None:
-        """In the worker's thread: pass on what is new; nobody waits for the first tokens longer than necessary."""
+        """In the worker's thread: pass on what is new."""
         if pieces is None:
-            self._post(None, urgent=True)
+            self._post(None)
             return
-        first = self.first_at is None and any(piece.token_ids for piece in pieces)
-        if first:
+        if self.first_at is None and any(piece.token_ids for piece in pieces):
             self.first_at = time.monotonic()
             self._meter.first_token(self.first_at - self.arrived)
         if self.task.stream:
-            self._post([self._part(place, request, piece) for piece in pieces], urgent=first)
+            self._post([self._part(place, request, piece) for piece in pieces])
 
     def _part(self, place: int, request: Request, piece: Piece) -> Part:
         index = place * self.task.params.n + piece.index
@@ -135,8 +134,8 @@ class Job:
         known = request.answers[piece.index].logprobs
         return Part(index, piece, None if known is None else known[begin:end])
 
-    def _post(self, news: News, *, urgent: bool) -> None:
-        self._courier.post(lambda: self._take(news), urgent=urgent)
+    def _post(self, news: News) -> None:
+        self._courier.post(lambda: self._take(news))
 
     def _take(self, news: News) -> None:
         """On the event loop."""
@@ -148,7 +147,7 @@ class Job:
 
     def fail(self, error: ApiError) -> None:
         """End the job with this error, from any thread: the worker cannot go on."""
-        self._post(error, urgent=True)
+        self._post(error)
 
     async def parts(self) -> AsyncIterator[list[Part]]:
         """All that is new, again and again, until every answer has ended. Raises ApiError when an answer has failed."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 STALLED_S = 30.0
 """Without any progress for so long while there is work, the engine counts as dead; passes take far less."""
+GATHER_S = 0.04
+"""Seconds for which a stream's news are gathered; readers do not see the difference. Every awakening of the event loop
+takes time from the engine, whose threads use all cores."""
 SETTLE_S = 5.0
 """Seconds to wait until the engine has let go of what was cancelled."""
 _STATES = {
