@@ -122,7 +122,7 @@ def test_planted_probes_paid_by_every_row_are_seen(monkeypatch):
     monkeypatch.setattr(Adaptive, "_learn", every_row)
     # Rests and rare probes would keep it small.
     credit = asking.Source.pass_time
-    monkeypatch.setattr(asking.Source, "pass_time", lambda self, seconds: credit(self, 32 * seconds))
+    monkeypatch.setattr(asking.Source, "pass_time", lambda self, seconds: credit(self, 4 * seconds))
     monkeypatch.setattr(asking.Rest, "now", lambda self: False)
     assert crowd_speed() < 0.9
 

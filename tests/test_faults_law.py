@@ -74,7 +74,7 @@ def test_fault_04_joint_law_over_steps(verifier, shape, size):
 @pytest.mark.parametrize(("verifier", "shape", "size"), CASES[1:])
 def test_fault_04_joint_law_while_the_controller_learns(verifier, shape, size):
     """The adaptive controller drafts now and then, by the clock; passes are made to cost what speculation can save."""
-    assert strangeness(counts(verifier, shape, size, Adaptive, pause=0.004)) < 4
+    assert strangeness(counts(verifier, shape, size, Adaptive, pause=0.01)) < 4
 
 
 def test_planted_law_faults_are_seen(monkeypatch):

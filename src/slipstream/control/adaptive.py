@@ -30,6 +30,8 @@ SURE = 0.97
 """Where even a node of this chance does not pay for its row in the pass, nobody is asked."""
 WORTH = 1.02
 """Speed over plain decoding from which on a batch is worth a draft; less is what costs and chances are wrong by."""
+RARER = 4
+"""Times fewer probes in a batch than for a single row, at most."""
 NOTHING = Limit(0, 0)
 
 
@@ -84,20 +86,24 @@ class Adaptive:
         limit = self._limit
         if not limit.nodes:
             return [NOTHING] * len(rows)
-        resting = self._cheap or len(rows) > 1
+        resting = self._cheap or (len(rows) > 1 and self._known())
         limits = [limit if row.speculate and not (resting and self._rest(row).now()) else NOTHING for row in rows]
         self._asking = any(one.nodes for one in limits)
         return limits
 
     def _pauses(self, rows: Sequence[Row]) -> bool:
         """Whether a batch for which nothing pays is left alone in this step; a newcomer ends its pause."""
-        if any(row.speculate and row.id not in self._rests for row in rows):
+        if not self._known() or any(row.speculate and row.id not in self._rests for row in rows):
             self._pause = Rest()
         if not self._pause.now():
             return False
         for rest in self._rests.values():
             rest.now()
         return True
+
+    def _known(self) -> bool:
+        """Whether it is known what asking takes: after a rest drafters have to catch up, so that is not the time."""
+        return all(source.cost.known for source in self.sources.values())
 
     def _look(self, rows: int) -> None:
         """Settle what is asked of whom; while all drafters are cheap that stays for some steps."""
@@ -215,7 +221,7 @@ class Adaptive:
         for source in self.sources.values():
             if not source.free and source.name not in self._now:
                 # The more rows share a pass, the less a probe can win.
-                source.pass_time(cost.pass_s / len(observations))
+                source.pass_time(cost.pass_s / min(len(observations), RARER))
         if self._asking:
             self._learn(observations)
 

@@ -211,6 +211,8 @@ class Source:
         if not many(unread, len(paths)):
             self.cost.observe(deepest, seconds)
         else:
+            if not self.cost.known and self.asked > TRIALS:  # it always has to catch up: a share must do
+                self.cost.observe(deepest, seconds * len(paths) / unread)
             took = max(0.0, seconds - self.seconds(deepest)) / unread
             self.reading += (took - self.reading) * (0.5 if self.reading else 1.0)
         if self.probing:
