@@ -141,7 +141,9 @@ class Adaptive:
         if not offered.nodes:
             depth = source.usual  # whether it pays alone is judged by its gain
         unread = self._unread(name, asked)
-        if many(unread, len(asked)) and not source.worth_reading(unread, saved):
+        # A batch that wakes to have a look will most likely rest again before anything read for it is of use.
+        woken = len(rows) > 1 and self._pause.rested
+        if many(unread, len(asked)) and (woken or not source.worth_reading(unread, saved)):
             depth = 0
         if depth == source.usual:
             return limits

@@ -60,6 +60,11 @@ class Rest:
         self._in_vain = 0
         self._length = self._left = 0
 
+    @property
+    def rested(self) -> bool:
+        """Whether nothing has been worthwhile since the last rest."""
+        return self._length > 0
+
     def now(self) -> bool:
         """One step passes: does the row rest in it?"""
         if self._left:
