@@ -131,7 +131,7 @@ class Adaptive:
     ) -> Sequence[Limit]:
         """A drafter that takes time goes less deep, or is not asked, where others offer enough without it."""
         source = self.sources.get(name)
-        if source is None or source.free or source.probing or source.asked < TRIALS:
+        if source is None or source.free or source.asked < TRIALS or (source.probing and len(rows) == 1):
             return limits
         asked = [row for row, limit in zip(rows, limits, strict=True) if limit.of(name).nodes]
         if not asked:

@@ -172,7 +172,10 @@ class Source:
         self.probing = False
         # Beyond the depths it has shown the cost is a guess; a source that is cheap so far may show what it has.
         shown = min(deepest, self.cost.largest)
-        self.free = self.cost.known and self.seconds(shown) <= FREE_SHARE * curve.at(rows)
+        takes = self.seconds(shown)
+        if rows > 1:  # batches rest, and who is asked again has to catch up
+            takes = max(takes, MANY * self.reading)
+        self.free = self.cost.known and takes <= FREE_SHARE * curve.at(rows)
         if self.free:
             return deepest
         self.usual = depth = max(1, self.best_depth(deepest, rows, curve)[0])
