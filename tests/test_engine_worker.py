@@ -311,3 +311,18 @@ def test_planted_chunk_in_the_wrong_order_is_seen(monkeypatch):
     monkeypatch.setattr(SlotPool, "take", skips)
     with pytest.raises(AssertionError):
         serve_many(20, 2, random.Random(1))
+
+
+def test_news_are_gathered_but_for_the_first_and_the_last():
+    calls, ended = [], threading.Event()
+    worker = Worker(beds.engine(beds.TableTarget(beds.random_table(1, 9))), gather_s=3600.0)
+    worker._told_at = time.monotonic()
+    worker.start()
+    worker.submit(
+        [1, 2],
+        SamplingParams(max_tokens=40, ignore_eos=True),
+        listener=lambda request, pieces: ended.set() if pieces is None else calls.append(pieces),
+    )
+    assert ended.wait(20)
+    worker.stop()
+    assert [sum(len(piece.token_ids) for piece in pieces) for pieces in calls] == [1, 39]

@@ -7,39 +7,22 @@ import time
 from types import SimpleNamespace
 
 from slipstream.core.params import SamplingParams
-from slipstream.server import courier as couriers
 from slipstream.server.courier import Courier
 from slipstream.server.job import Job, Task
 
 
-def test_news_come_in_order_at_once_after_a_pause_and_then_gathered(monkeypatch):
-    monkeypatch.setattr(couriers, "GATHER_S", 0.2)  # so long that no busy machine is in doubt
-
+def test_news_come_in_order_and_at_once():
     async def main():
-        courier, heard = Courier(asyncio.get_running_loop()), []
-
-        def post(what, **how):
-            courier.post(lambda: heard.append(what), **how)
-
-        post(1)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert heard == [1]
-        post(2)
-        post(3)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert heard == [1]
-        await asyncio.sleep(0.5)
-        assert heard == [1, 2, 3]
-        post(4)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        post(5)
-        post(6, urgent=True)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert heard == [1, 2, 3, 4, 5, 6]
+        loop, heard, told = asyncio.get_running_loop(), [], []
+        courier, tell = Courier(loop), loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda action: (told.append(action), tell(action))
+        for batch in ([1, 2, 3], [4]):
+            for what in batch:
+                courier.post(lambda what=what: heard.append(what))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert heard == [1, 2, 3, 4]
+        assert len(told) == 2, "once for all that is posted before the loop looks"
 
     asyncio.run(main())
 
@@ -51,7 +34,7 @@ def test_news_that_fail_do_not_hold_up_the_others():
         courier = Courier(loop)
         courier.post(lambda: 1 / 0)
         courier.post(lambda: heard.append(1))
-        await asyncio.sleep(4 * couriers.GATHER_S)
+        await asyncio.sleep(0.05)
         assert heard == [1]
         assert [type(error) for error in failed] == [ZeroDivisionError]
 
