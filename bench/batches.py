@@ -20,14 +20,9 @@ from slipstream import LLM, SamplingParams
 from slipstream.bench import paired
 from slipstream.bench.settings import machine
 from slipstream.cli.bench import kernels
+from slipstream.core.rows import read_rows
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-
-
-def conversations(path: Path) -> list[Any]:
-    """One conversation per line: messages, or the first turn of several."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row["messages"] if "messages" in row else [{"role": "user", "content": row["turns"][0]}] for row in rows]
 
 
 def answer(llm: LLM, prompts: list[Any], max_tokens: int, speculation: bool) -> tuple[dict[str, float], list[Any]]:
@@ -89,7 +84,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    sizes, rows = [int(word) for word in args.sizes.split(",")], conversations(args.rows)
+    sizes, rows = [int(word) for word in args.sizes.split(",")], [row.messages for row in read_rows(args.rows)]
     with LLM(args.model, args.draft, max_batch=max(sizes)) as llm:
         pairs = {size: measure(llm, rows, size, args) for size in sizes}
         about = {"machine": machine(), "date": date.today().isoformat(), "model": llm.name, "drafters": llm.drafters}

@@ -23,6 +23,7 @@ from typing import Any
 
 from slipstream.bench import paired
 from slipstream.bench.settings import cpu_name
+from slipstream.core.rows import read_rows
 
 WORKERS = Path(__file__).parent / "workers"
 PAUSE_S = 0.15  # lets the last engine's threads go to sleep
@@ -31,6 +32,7 @@ KINDS = ("total", "decode", "prefill")
 Pair = tuple[str, str]
 """An engine and one of its settings."""
 Run = dict[str, Any]
+Messages = list[dict[str, str]]
 
 
 class Engine:
@@ -64,7 +66,7 @@ class Engine:
             raise SystemExit(f"{self.name}: {answer['error']}")
         return answer
 
-    def ask(self, setting: str, messages: list[dict[str, str]], limit: int) -> dict[str, Any]:
+    def ask(self, setting: str, messages: Messages, limit: int) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"setting": setting, "messages": messages, "max_tokens": limit}) + "\n")
         self.process.stdin.flush()
@@ -81,7 +83,7 @@ class Engine:
 class Comparison:
     """All runs so far, and the file they are kept in."""
 
-    def __init__(self, args: argparse.Namespace, rows: list[dict[str, Any]], engines: list[Engine]) -> None:
+    def __init__(self, args: argparse.Namespace, rows: list[Messages], engines: list[Engine]) -> None:
         self.args, self.rows, self.engines = args, rows, engines
         self.pairs: list[Pair] = [(engine.name, setting) for engine in engines for setting in engine.settings]
         self.path = Path(args.out).with_suffix(".json")
@@ -89,7 +91,7 @@ class Comparison:
             "machine": {"cpu": cpu_name(), "threads": args.threads, "cores": os.cpu_count()},
             "versions": {engine.name: engine.version for engine in engines},
             "models": {engine.name: Path(engine.model).name for engine in engines},
-            "rows": [row["messages"][-1]["content"][:60] for row in rows],
+            "rows": [row[-1]["content"][:60] for row in rows],
             "max_tokens": args.max_tokens,
         }
         self.runs: list[Run] = []
@@ -106,7 +108,7 @@ class Comparison:
         todo = len(self.pairs) * len(self.rows) * self.args.repeat - len(known)
         for engine in self.engines:  # load and warm up
             for setting in engine.settings:
-                engine.ask(setting, self.rows[0]["messages"], 4)
+                engine.ask(setting, self.rows[0], 4)
         for repeat in range(self.args.repeat):
             for index, row in enumerate(self.rows):
                 for name, setting in self._order(repeat + index):
@@ -130,11 +132,11 @@ class Comparison:
         first = turn % len(self.pairs)
         return self.pairs[first:] + self.pairs[:first]
 
-    def _run(self, name: str, setting: str, row: dict[str, Any]) -> Run:
+    def _run(self, name: str, setting: str, row: Messages) -> Run:
         engine = next(engine for engine in self.engines if engine.name == name)
         time.sleep(PAUSE_S)
-        first = engine.ask(setting, row["messages"], 1)["seconds"]
-        answer = engine.ask(setting, row["messages"], self.args.max_tokens)
+        first = engine.ask(setting, row, 1)["seconds"]
+        answer = engine.ask(setting, row, self.args.max_tokens)
         return {"prefill_s": first, "total_s": answer["seconds"], "tokens": answer["tokens"], "text": answer["text"]}
 
     def save(self) -> None:
@@ -258,7 +260,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="first N rows only")
     parser.add_argument("--minimum", type=int, default=32, help="rows with shorter answers are left out")
     args = parser.parse_args()
-    rows = [json.loads(line) for line in Path(args.rows).read_text().splitlines() if line.strip()][: args.limit]
+    rows = [row.messages for row in read_rows(Path(args.rows), args.limit)]
     engines = [Engine(spec, args.threads) for spec in args.engines]
     try:
         comparison = Comparison(args, rows, engines)

@@ -24,6 +24,7 @@ import transformers
 
 from slipstream import LLM, SamplingParams
 from slipstream.control.measure import pass_costs
+from slipstream.core.rows import read_rows
 from slipstream.core.types import RequestOutput
 from slipstream.models.files import open_model
 from slipstream.targets.transformers.loading import Placement
@@ -75,7 +76,7 @@ def random_model(size: str, folder: Path) -> Path:
 def prompts_of(llm: LLM, rows: str | None, count: int) -> list[Any]:
     """Conversations from a file, or token ids with repetitions."""
     if rows:
-        return [json.loads(line)["messages"] for line in Path(rows).read_text().splitlines()[:count]]
+        return [row.messages for row in read_rows(Path(rows), count)]
     size = llm.target.vocab_size
     made = [[3 + (7 * i * i + 11 * seed) % (size - 3) for i in range(24)] for seed in range(count)]
     return [{"prompt_token_ids": tokens * 3} for tokens in made]

@@ -28,6 +28,7 @@ from slipstream.control.asking import Rest
 from slipstream.control.base import StepCost
 from slipstream.control.merge import Ranked
 from slipstream.core.params import SamplingParams
+from slipstream.core.rows import read_rows
 from slipstream.core.tree import ANCHOR, Draft
 from slipstream.core.types import Limit, Observation, Offers, Row, Verdict
 from slipstream.drafters import Materials, build, parse
@@ -191,16 +192,15 @@ def record(args: argparse.Namespace) -> None:
         return output
 
     llm.target.forward = watched  # type: ignore[method-assign]
-    for number, line in enumerate(Path(args.rows).read_text().splitlines()):
-        row = json.loads(line)
+    for number, row in enumerate(read_rows(Path(args.rows))):
         params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=number)
         keep.clear()
-        result = llm.chat(row["messages"], params)[0]
+        result = llm.chat(row.messages, params)[0]
         ids, values = top(np.concatenate(keep), KEPT)
         tokens = result.outputs[0].token_ids
         if len(tokens) > 1:
             made.append({
-                "category": row.get("category", "rows"), "prompt": result.prompt_token_ids, "tokens": tokens,
+                "category": row.category or "rows", "prompt": result.prompt_token_ids, "tokens": tokens,
                 "ids": ids.tolist(), "logits": values.tolist(), "vocab_size": llm.target.vocab_size,
                 "temperature": args.temperature, "seed": result.outputs[0].seed,
             })  # fmt: skip

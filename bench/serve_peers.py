@@ -35,6 +35,7 @@ from slipstream.bench.load import Load
 from slipstream.bench.load_report import summary
 from slipstream.bench.settings import machine
 from slipstream.cli.bench import run_load
+from slipstream.core.rows import read_rows
 
 START_S = 900
 """Seconds that a server may take to be ready; some compile first."""
@@ -91,10 +92,8 @@ class Server:
 def deal(path: Path, rounds: int, size: int) -> list[list[Any]]:
     """Conversations for so many rounds, none in two of them, all categories in each as far as they go."""
     categories = defaultdict(list)
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["turns"][0]}]
-        categories[row.get("category")].append(messages)
+    for row in read_rows(path):
+        categories[row.category].append(row.messages)
     order = [row for rows in zip_longest(*categories.values()) for row in rows if row is not None]
     if len(order) < rounds * size:
         raise SystemExit(f"{path} has {len(order)} rows; {rounds} rounds of {size} need {rounds * size}")

@@ -150,7 +150,7 @@ def compare(monkeypatch, tmp_path):
 def comparison(compare, tmp_path, **changes):
     settings = {"out": str(tmp_path / "out"), "threads": 1, "max_tokens": 51, "repeat": 3, "minutes": None}
     args = Namespace(**{**settings, "minimum": 32, **changes})
-    rows = [{"messages": [{"role": "user", "content": text}]} for text in "ab"]
+    rows = [[{"role": "user", "content": text}] for text in "ab"]
     specs = [f"slipstream:plain,lookup={sys.executable}:2", f"peer:plain,lookup={sys.executable}:1"]
     engines = [compare.Engine(spec, 1) for spec in specs]
     try:

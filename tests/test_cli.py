@@ -138,10 +138,10 @@ def test_wrong_input_is_one_line_and_code_2(capsys, words, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "row 1 is not JSON"),
-        pytest.param("[" * 100_000, "row 1 is not JSON", id="deep"),
-        ('{"prompt": "a"}\n[1]', "row 2 needs"),
-        ('{"messages": "x"}', "row 1 needs"),
+        ("{", "line 1 is not JSON"),
+        pytest.param("[" * 100_000, "line 1 is not JSON", id="deep"),
+        ('{"prompt": "a"}\n[1]', "line 2 is not an object"),
+        ('{"messages": "x"}', "line 1 needs"),
         ("", "no rows"),
     ],
 )

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
-from slipstream.cli.generate import read
 from slipstream.core.errors import InputError, ModelError
+from slipstream.core.rows import PromptRow, read_rows
 
 if TYPE_CHECKING:
     from slipstream.bench.load import Call, Load
@@ -34,7 +34,10 @@ QUESTIONS = (
 Rows = Annotated[
     Path | None,
     typer.Option(
-        "--rows", help='Lines of JSON: {"messages": [...]} or {"prompt": "..."}.', exists=True, dir_okay=False
+        "--rows",
+        help='Lines of JSON: {"messages": [...]}, {"turns": [...]} or {"prompt": "..."}.',
+        exists=True,
+        dir_okay=False,
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--json", help="Write every number to this file.", dir_okay=False)]
@@ -78,7 +81,7 @@ def model(
     from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM
 
-    prompts = read_rows(rows, limit)
+    prompts = rows_of(rows, limit)
     specs = {name: drafters_of(name) for name in draft or ["auto"]}
     every = ",".join(dict.fromkeys(word for words in specs.values() for word in words)) or "none"
     with LLM(model, every, max_nodes=max_nodes, **options) as llm:
@@ -110,7 +113,7 @@ def drafters_of(setting: str) -> list[str]:
     return [str(spec) for spec in parse(setting)]
 
 
-def asker(llm: LLM, specs: dict[str, list[str]], prompts: Sequence[Any], params: Any) -> Any:
+def asker(llm: LLM, specs: dict[str, list[str]], prompts: Sequence[PromptRow], params: Any) -> Any:
     """Answers a row under a setting from cold caches; all settings share the loaded model and drafters."""
     from slipstream.core.params import SpeculationSetting
 
@@ -120,8 +123,7 @@ def asker(llm: LLM, specs: dict[str, list[str]], prompts: Sequence[Any], params:
         llm.forget()
         words = [loaded[word.partition(":")[0]] for word in specs.get(setting, ())]
         how = SpeculationSetting(drafters=words) if words else False
-        prompt = prompts[row]
-        return (llm.generate if isinstance(prompt, str) else llm.chat)(prompt, params, speculation=how)[0]
+        return llm.finish([llm.submit(prompts[row].content, params, speculation=how)])[0]
 
     return ask
 
@@ -160,7 +162,7 @@ def serve(
     from slipstream.bench.load_report import as_text, summary
     from slipstream.bench.load_report import page as html
 
-    messages = [_messages(row) for row in read_rows(rows, None)]
+    messages = [row.messages for row in rows_of(rows)]
     load = Load(
         url.rstrip("/"), messages, requests or len(messages), concurrency, rate, name, max_tokens, api_key, seed,
         extra=_object(extra),
@@ -205,26 +207,11 @@ def run_load(load: Load, progress: Any) -> list[Call]:
     return asyncio.run(everything())
 
 
-def read_rows(path: Path | None, limit: int | None) -> list[Any]:
-    """Prompts of a rows file: conversations, or raw texts. Raises InputError naming the line."""
+def rows_of(path: Path | None, limit: int | None = None) -> list[PromptRow]:
+    """Rows of a file, or the questions that are asked without one."""
     if path is None:
-        return [[{"role": "user", "content": text}] for text in QUESTIONS][:limit]
-    found: list[Any] = []
-    for number, line in enumerate(read(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json_format.loads(line)
-            found.append(row["messages"] if "messages" in row else str(row["prompt"]))
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f'{path} line {number} is not {{"messages": [...]}} or {{"prompt": "..."}}') from None
-    if not found:
-        raise InputError(f"{path} holds no rows")
-    return found[:limit]
-
-
-def _messages(row: Any) -> Any:
-    return [{"role": "user", "content": row}] if isinstance(row, str) else row
+        return [PromptRow([{"role": "user", "content": text}]) for text in QUESTIONS][:limit]
+    return read_rows(path, limit)
 
 
 def _object(text: str | None) -> dict[str, Any]:

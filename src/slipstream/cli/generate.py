@@ -15,6 +15,7 @@ from slipstream.cli import options as o
 from slipstream.cli.app import app
 from slipstream.cli.report import as_json, prompt_progress, statistics_line
 from slipstream.core.errors import InputError
+from slipstream.core.rows import read_rows, read_text
 
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams
@@ -81,43 +82,12 @@ def read_tasks(prompts: Sequence[str] | None, file: Path | None, jsonl: Path | N
     if sum(given) > 1:
         raise InputError("prompts come from arguments, from --file or from --jsonl; give only one of them")
     if jsonl is not None:
-        lines = read(jsonl).splitlines()
-        tasks = [row(line, number) for number, line in enumerate(lines, 1) if line.strip()]
-        if not tasks:
-            raise InputError(f"{jsonl} holds no rows")
-        return tasks
+        return [Task(row.content, isinstance(row.content, list)) for row in read_rows(jsonl)]
     if file is not None:
-        return [Task(read(file), False)]
+        return [Task(read_text(file), False)]
     if not prompts and sys.stdin.isatty():
         raise InputError("there is no prompt; give it as an argument, with --file, or on stdin")
-    return [Task(read(Path("-")) if prompt == "-" else prompt, False) for prompt in prompts or ["-"]]
-
-
-def read(path: Path) -> str:
-    """A text file, or stdin for -."""
-    try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
-
-
-def row(line: str, number: int) -> Task:
-    """One row of a JSONL file."""
-    try:
-        found = json_format.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"row {number} is not JSON: {error}") from None
-    if isinstance(found, dict):
-        if isinstance(found.get("messages"), list):
-            return Task(found["messages"], True)
-        if isinstance(found.get("prompt"), str):
-            return Task(found["prompt"], False)
-        if isinstance(found.get("prompt_token_ids"), list):
-            return Task({"prompt_token_ids": found["prompt_token_ids"]}, False)
-    raise InputError(f"row {number} needs a prompt (text), messages (a list) or prompt_token_ids (a list)")
+    return [Task(read_text(Path("-")) if prompt == "-" else prompt, False) for prompt in prompts or ["-"]]
 
 
 def prepare(task: Task, system: str | None, raw: bool) -> Task:
