@@ -18,7 +18,7 @@ from typing import Any
 
 from slipstream import LLM, SamplingParams
 from slipstream.bench import paired
-from slipstream.bench.settings import machine
+from slipstream.bench.machine import machine
 from slipstream.cli.bench import kernels
 from slipstream.core.rows import read_rows
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench import paired
-from slipstream.bench.settings import cpu_name
+from slipstream.bench.machine import cpu_name
 from slipstream.core.rows import read_rows
 
 WORKERS = Path(__file__).parent / "workers"

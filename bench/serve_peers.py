@@ -33,7 +33,7 @@ import httpx
 from slipstream.bench import paired
 from slipstream.bench.load import Load
 from slipstream.bench.load_report import summary
-from slipstream.bench.settings import machine
+from slipstream.bench.machine import machine
 from slipstream.cli.bench import run_load
 from slipstream.core.rows import read_rows
 

@@ -16,18 +16,24 @@ import pytest
 import beds
 from slipstream import build as build_module
 from slipstream.bench import paired
-from slipstream.bench.settings import PLAIN, measure, summary, table
+from slipstream.bench.settings import PLAIN, Answers, Task, measure, side_by_side, summary, table
 from slipstream.cli import main
 from slipstream.core.stats import Speculation
 from slipstream.core.types import CompletionOutput, RequestOutput, Timing
 
+TWO = ["", ""]
+"""Two tasks without a category."""
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
-def answer(decode_s: float, tokens: int = 41, prefill_s: float = 0.5, word: int = 7) -> RequestOutput:
+def answer(decode_s: float, tokens: int = 41, prefill_s: float = 0.5, word: int = 7) -> Answers:
     stats = Speculation(num_steps=10, tokens_before_trimming=tokens)
     output = CompletionOutput(0, "", [word] * tokens, "length", speculation=stats)
-    return RequestOutput(None, [1], [output], Timing(prefill_s=prefill_s, decode_s=decode_s))
+    return [RequestOutput(None, [1], [output], Timing(prefill_s=prefill_s))], decode_s
+
+
+def quiet(done: int, of: int) -> None:
+    pass
 
 
 def noisy_machine(seed: int = 1):
@@ -35,7 +41,7 @@ def noisy_machine(seed: int = 1):
     chance, asked = random.Random(seed), []
     drift = [1.0, 3.0, 0.4, 2.0, 1.0]
 
-    def ask(setting: str, row: int) -> RequestOutput:
+    def ask(setting: str, row: int) -> Answers:
         asked.append((setting, row))
         repeat = min(4, max(0, (len(asked) - 3) // 4))
         seconds = {PLAIN: 1.0, "auto": 0.8}[setting] * drift[repeat] * chance.uniform(0.99, 1.01)
@@ -46,7 +52,7 @@ def noisy_machine(seed: int = 1):
 
 def test_ratios_are_paired_so_that_a_drifting_machine_does_not_matter():
     ask, asked = noisy_machine()
-    runs = measure(ask, [PLAIN, "auto"], 2, 5, lambda done, of: None)
+    runs = measure(ask, [PLAIN, "auto"], TWO, 5, quiet)
     assert len(runs) == 20
     assert len(asked) == 22  # each setting is warmed up once
     plain, auto = summary(runs)
@@ -62,28 +68,51 @@ def test_ratios_are_paired_so_that_a_drifting_machine_does_not_matter():
 
 def test_settings_take_turns():
     ask, asked = noisy_machine()
-    measure(ask, [PLAIN, "auto"], 2, 2, lambda done, of: None)
+    measure(ask, [PLAIN, "auto"], TWO, 2, quiet)
     assert asked[2:6] == [(PLAIN, 0), ("auto", 0), ("auto", 1), (PLAIN, 1)]
     assert asked[6:] == [("auto", 0), (PLAIN, 0), (PLAIN, 1), ("auto", 1)]
 
 
 def test_planted_other_tokens_and_short_answers_are_seen():
-    def ask(setting: str, row: int) -> RequestOutput:
+    def ask(setting: str, row: int) -> Answers:
         return answer(1.0, tokens=20 if row else 40, word=8 if setting == "auto" else 7)
 
-    plain, auto = summary(measure(ask, [PLAIN, "auto"], 2, 2, lambda done, of: None))
+    plain, auto = summary(measure(ask, [PLAIN, "auto"], TWO, 2, quiet))
     assert (plain["rows"], plain["same_tokens"]) == (1, True)
     assert not auto["same_tokens"]
     assert "OTHER TOKENS" in table([plain, auto])
 
 
+def test_categories_are_compared_with_plain_and_with_the_fastest_other_setting():
+    seconds = {"code": {PLAIN: 1.0, "auto": 0.5, "suffix": 0.4}, "chat": {PLAIN: 1.0, "auto": 0.8, "suffix": 1.25}}
+    tasks = ["code", "chat"]
+    found = summary(
+        measure(lambda name, row: answer(seconds[tasks[row]][name]), list(seconds["code"]), tasks, 2, quiet)
+    )
+    auto = next(row for row in found if row["setting"] == "auto")["categories"]
+    assert auto["code"]["decode_ratio"][0] == pytest.approx(2.0)
+    assert (auto["code"]["best_other"], auto["chat"]["best_other"]) == ("suffix", PLAIN)
+    assert auto["code"]["best_other_ratio"][0] == pytest.approx(0.8)
+    assert auto["chat"]["best_other_ratio"][0] == pytest.approx(1.25)
+    shown = table(found)
+    assert "0.80x (0.80-0.80) suffix" in shown
+    assert "1.25x (1.25-1.25) plain" in shown
+
+
+def test_prompts_side_by_side_make_one_task():
+    tasks = [Task(category, [[number]]) for number, category in enumerate(["a", "a", "b"])]
+    made = side_by_side(tasks, 2)
+    assert [(task.category, task.prompts) for task in made] == [("a", [[0], [1]]), ("mixed", [[2], [0]])]
+    assert side_by_side(tasks, 1) == tasks
+
+
 def test_an_interruption_keeps_what_there_is():
-    def ask(setting: str, row: int) -> RequestOutput:
+    def ask(setting: str, row: int) -> Answers:
         if row == 2:
             raise KeyboardInterrupt
         return answer(1.0)
 
-    assert len(measure(ask, [PLAIN], 5, 3, lambda done, of: None)) == 2
+    assert len(measure(ask, [PLAIN], [""] * 5, 3, quiet)) == 2
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
@@ -117,8 +146,33 @@ def test_the_command_compares_settings_on_rows_of_ones_own(small, tmp_path, caps
     assert all(row["same_tokens"] for row in found["summary"])
     assert len(found["runs"]) == 3 * 2 * 2
     assert {"machine", "version", "kernels"} <= set(found)
+    assert [run["row"] for run in found["runs"][:3]] == [0, 0, 0]
     assert main(["bench", "small", "--draft", "sufix"]) == 2
     assert "sufix" in capsys.readouterr().err
+    assert main(["bench", "small", "--draft", "auto", "--draft", "head:x"]) == 2
+    assert "instead of auto" in capsys.readouterr().err
+
+
+def test_fixed_nodes_random_prompts_and_rows_side_by_side(small, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    words = [
+        "bench",
+        "small",
+        "--draft",
+        "auto",
+        "--draft",
+        "suffix@3",
+        "--draft",
+        "suffix,lookup@4t",
+        "--json",
+        str(out),
+    ]
+    assert main([*words, "--random-tokens", "3", "-c", "2", "--repeats", "1", "--max-tokens", "40"]) == 0
+    assert capsys.readouterr().out.count("x (") == 3
+    found = json.loads(out.read_text())
+    runs = [run for run in found["runs"] if run["setting"] == "suffix@3"]
+    assert [(run["answers"], run["category"]) for run in runs] == [(2, "random"), (2, "random")]
+    assert all(row["same_tokens"] for row in found["summary"])
 
 
 WORKER = """

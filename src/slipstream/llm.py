@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.build import Settings, build_model
+from slipstream.build import Settings, build_model, cost_key, make_controller, start_measured
 from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput
 
 if TYPE_CHECKING:
+    from slipstream.engine.engine import Engine
     from slipstream.engine.request import Request
     from slipstream.engine.worker import Worker
     from slipstream.models.tokenizer import Tokenizer
@@ -259,6 +260,22 @@ class LLM:
 
         prompt = chat_prompt(self._file, messages, variables=variables)
         return prompt.text, prompt.token_ids
+
+    def beside(
+        self, drafters: Collection[str], controller: str = "adaptive", max_nodes: int = 8, shape: str = "tree"
+    ) -> Engine:
+        """Another engine over the loaded model, with some of the loaded drafters and a controller of its own.
+
+        For comparisons: only one engine may be at work, and whoever ran last forgets before another one begins.
+        """
+        from slipstream.engine.engine import Engine
+
+        built = self._built
+        governor = make_controller(controller, max_nodes, shape)
+        start_measured(governor, self.target, cost_key(built.file, built.runtime))
+        chosen = [guard.drafter for guard in self._engine.drafting.guards if guard.name in drafters]
+        verifier, most = self._engine.verifier, self.settings.max_batch
+        return Engine(self.target, self.tokenizer, verifier, governor, chosen, max_batch=most)
 
     def worker(self, **options: Any) -> Worker:
         """A thread, not started yet, that runs this model's requests; options as in `Worker`.

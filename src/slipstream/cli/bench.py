@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json as json_format
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,7 @@ from slipstream.core.rows import PromptRow, read_rows
 
 if TYPE_CHECKING:
     from slipstream.bench.load import Call, Load
-    from slipstream.core.types import RequestOutput
+    from slipstream.engine.engine import Engine
     from slipstream.llm import LLM
 
 INSTALL = "slipstream bench serve needs httpx: pip install 'slipstream[bench]'"
@@ -40,6 +42,8 @@ Rows = Annotated[
         dir_okay=False,
     ),
 ]
+NODES = re.compile(r"(.*?)(?:@(\d+)(t?))?", re.DOTALL)
+"""A value of --draft, and the number of nodes behind it."""
 Out = Annotated[Path | None, typer.Option("--json", help="Write every number to this file.", dir_okay=False)]
 
 
@@ -63,32 +67,43 @@ def model(
     model: o.Named = o.DEFAULT_MODEL,
     draft: Annotated[
         list[str] | None,
-        typer.Option("--draft", help="A setting to compare with plain decoding; repeatable.", metavar="HOW"),
+        typer.Option(
+            "--draft",
+            help="A setting to compare with plain decoding; repeatable. With @N behind it always N nodes in a chain, "
+            "with @Nt in a tree.",
+            metavar="HOW",
+        ),
     ] = None,
     rows: Rows = None,
+    random_tokens: Annotated[
+        int, typer.Option("--random-tokens", help="So many prompts of random tokens, besides --rows.", min=0)
+    ] = 0,
     limit: Annotated[int | None, typer.Option("--limit", help="First rows only.", min=1)] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Rows decoded side by side.", min=1)] = 1,
     repeats: Annotated[int, typer.Option("--repeats", help="Times each row is answered per setting.", min=1)] = 5,
     json: Out = None,
     max_tokens: o.MaxTokens = 128,
     temperature: o.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every answer.")] = 0,
-    max_nodes: o.MaxNodes = 16,
+    max_nodes: o.MaxNodes = 8,
     quiet: o.Quiet = False,
     **options: Any,
 ) -> None:
     """Plain decoding against settings of speculation, interleaved on your own prompts. Ctrl-C ends it early."""
     from slipstream.bench import settings as bench
+    from slipstream.bench.machine import machine
     from slipstream.core.params import SamplingParams
     from slipstream.llm import LLM
 
-    prompts = rows_of(rows, limit)
-    specs = {name: drafters_of(name) for name in draft or ["auto"]}
-    every = ",".join(dict.fromkeys(word for words in specs.values() for word in words)) or "none"
-    with LLM(model, every, max_nodes=max_nodes, **options) as llm:
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        ask = asker(llm, specs, prompts, params)
-        names = [bench.PLAIN, *specs]
-        runs = bench.measure(ask, names, len(prompts), repeats, lambda done, of: show(done, of, quiet))
+    prompts = [] if random_tokens and rows is None else rows_of(rows, limit)
+    settings = [Setting.of(name) for name in dict.fromkeys(draft or ["auto"])]
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with LLM(model, all_of(settings), max_nodes=max_nodes, max_batch=concurrency, **options) as llm:
+        tasks = [bench.Task(row.category, [llm.encode(row.content)[1]]) for row in prompts]
+        tasks = bench.side_by_side(tasks + bench.random_tasks(random_tokens, llm.target.vocab_size), concurrency)
+        engines = {bench.PLAIN: llm.beside([])} | {each.name: each.engine(llm, max_nodes) for each in settings}
+        ask, categories = bench.asker(engines, tasks, params), [task.category for task in tasks]
+        runs = bench.measure(ask, list(engines), categories, repeats, lambda done, of: show(done, of, quiet))
         found = bench.summary(runs)
         if not found:
             raise InputError(
@@ -96,36 +111,56 @@ def model(
             )
         typer.echo(bench.table(found))
         if json is not None:
-            head: dict[str, Any] = {
-                "model": llm.name,
-                "describe": llm.describe().splitlines(),
-                "machine": bench.machine(),
-            }
-            head |= {"version": version(), "kernels": kernels(llm), "rows": len(prompts), "max_tokens": max_tokens}
+            head: dict[str, Any] = {"model": llm.name, "describe": llm.describe().splitlines(), "machine": machine()}
+            head |= {"version": version(), "kernels": kernels(llm), "rows": len(tasks), "max_tokens": max_tokens}
+            head |= {"temperature": temperature, "seed": seed, "concurrency": concurrency}
             runs_made = [{name: getattr(run, name) for name in run.__slots__} for run in runs]
             write(json, json_format.dumps({**head, "summary": found, "runs": runs_made}, indent=1))
 
 
-def drafters_of(setting: str) -> list[str]:
-    """The drafters of a setting, each as a word of --draft."""
-    from slipstream.drafters import parse
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One --draft: what is asked, and the nodes that are drafted whatever they cost, where it says so."""
 
-    return [str(spec) for spec in parse(setting)]
+    name: str
+    draft: str
+    nodes: int | None
+    shape: str
+    kinds: frozenset[str]
+
+    @classmethod
+    def of(cls, name: str) -> Setting:
+        """Out of HOW, HOW@N or HOW@Nt. Raises InputError."""
+        from slipstream.drafters import parse
+
+        draft, nodes, tree = NODES.fullmatch(name).groups()  # type: ignore[union-attr]  # it matches any text
+        kinds = frozenset(spec.kind for spec in parse(draft))
+        return cls(name, draft, int(nodes) if nodes else None, "chain" if nodes and not tree else "tree", kinds)
+
+    def engine(self, llm: LLM, max_nodes: int) -> Engine:
+        """An engine of its own, which shares the loaded model and drafters with the others."""
+        kinds = self.kinds | {"head"} if "auto" in words_of(self.draft) else self.kinds
+        names = [name for name in llm.drafters if name.partition(":")[0] in kinds]
+        if self.nodes is None:
+            return llm.beside(names, "adaptive", max_nodes, self.shape)
+        return llm.beside(names, "fixed", self.nodes, self.shape)
 
 
-def asker(llm: LLM, specs: dict[str, list[str]], prompts: Sequence[PromptRow], params: Any) -> Any:
-    """Answers a row under a setting from cold caches; all settings share the loaded model and drafters."""
-    from slipstream.core.params import SpeculationSetting
+def words_of(draft: str) -> list[str]:
+    """The words of a value of --draft."""
+    return [word.strip() for word in draft.split(",")]
 
-    loaded = {name.partition(":")[0]: name for name in llm.drafters}
 
-    def ask(setting: str, row: int) -> RequestOutput:
-        llm.forget()
-        words = [loaded[word.partition(":")[0]] for word in specs.get(setting, ())]
-        how = SpeculationSetting(drafters=words) if words else False
-        return llm.finish([llm.submit(prompts[row].content, params, speculation=how)])[0]
-
-    return ask
+def all_of(settings: Sequence[Setting]) -> str:
+    """A value of --draft that loads the drafters of all settings, one of each kind. Raises InputError."""
+    words = dict.fromkeys(word for setting in settings for word in words_of(setting.draft) if word != "none")
+    if "auto" in words:
+        if any(word.startswith("head:") for word in words):
+            raise InputError(
+                "auto may bring a head of its own; beside head:PATH write suffix,recycling instead of auto"
+            )
+        words = {word: None for word in words if word not in ("suffix", "recycling")}
+    return ",".join(words) or "none"
 
 
 def kernels(llm: LLM) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[PromptRow]:
-    """The rows of a JSONL file (- for stdin), or its first. Raises InputError naming the line, or where there are none."""
+    """The rows of a JSONL file (- for stdin), or its first. Raises InputError naming the line, or without any."""
     # Not splitlines: texts may hold other line separators than the newline.
     lines = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if not lines:
