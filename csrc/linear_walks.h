@@ -9,7 +9,7 @@
 namespace slip::SLIP_ISA {
 namespace {
 
-constexpr int kChunk = 128;  // inputs unpacked at once: 128 x 32 floats = 16 KiB
+constexpr int kChunk = 192;  // inputs unpacked at once: 192 x 32 floats = 24 KiB
 
 template <int N> struct Vectors { f32x16 v[N]; };
 
