@@ -1,11 +1,17 @@
-"""The way of news from the engine's thread to the event loop: their order, their pace, and who has ended."""
+"""Between the event loop and the engine's thread: how news come, in which order, and what a cancelled job leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
+import pytest
+
+import serve_beds as sb
+
+pytest.importorskip("fastapi", reason="the server needs the extra `serve`")
 from slipstream.core.params import SamplingParams
 from slipstream.server.courier import Courier
 from slipstream.server.job import Job, Task
@@ -59,3 +65,31 @@ def test_a_job_is_not_settled_before_all_its_prompts_are_queued():
         assert settled == [False, True]
 
     asyncio.run(main())
+
+
+def test_a_request_that_is_cancelled_while_it_is_queued_leaves_nothing(monkeypatch):
+    """The thread that queues cannot be interrupted: it must see for itself that nobody waits any more."""
+    with sb.running(sb.small(monkeypatch, pause=0.004)) as server:
+        worker, entered, go, taken = server.served.worker, threading.Event(), threading.Event(), []
+
+        def submit(*given: object, plain=worker.submit, **named: object) -> object:
+            entered.set()
+            go.wait(10)
+            taken.append(plain(*given, **named))
+            return taken[-1]
+
+        async def cancelled() -> None:
+            queueing = server.service.start(Task(sb.sampling(max_tokens=390, ignore_eos=True)), ["Hello"] * 3)
+            task = asyncio.create_task(queueing)
+            await asyncio.to_thread(entered.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go.set()
+
+        monkeypatch.setattr(worker, "submit", submit)
+        asyncio.run(cancelled())  # and wait for its threads
+        assert len(taken) == 1, "what is cancelled queues no further prompt"
+        sb.wait_for(lambda: taken[0].done)
+        assert taken[0].answers[0].finish_reason == "cancelled"
+        assert not server.service.jobs

@@ -99,8 +99,25 @@ def test_a_full_queue_answers_at_once(slow):
             each.close()
         sb.wait_for(lambda: quiet(server))
         assert client.post(COMPLETIONS, json=SHORT).status_code == 200
-        several = client.post(COMPLETIONS, json={**SHORT, "prompt": ["a"] * 100})
-        assert several.status_code == 429, "a list that does not fit as a whole is refused as a whole"
+
+
+def test_a_list_of_prompts_is_queued_as_a_whole_or_not_at_all(slow):
+    with sb.running(slow, worker={"max_waiting": 5}) as server, server.client() as client:
+        for count, n in ((6, 1), (100, 1), (4, 2), (2, 5)):
+            never = client.post(COMPLETIONS, json={**SHORT, "prompt": ["a"] * count, "n": n})
+            assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+            assert "queue of 5 answers (--max-waiting)" in never.json()["error"]["message"]
+        for count, n in ((5, 1), (3, 2), (1, 9)):
+            some = client.post(COMPLETIONS, json={**SHORT, "prompt": ["a"] * count, "n": n})
+            assert len(some.json()["choices"]) == count * n
+        busy = [raw_request(server, stream=True, n=8, **LONG)]
+        sb.wait_for(lambda: started(server) == 1)
+        busy += [raw_request(server, stream=True, **LONG) for _ in range(3)]
+        sb.wait_for(lambda: server.served.worker.waiting == 3)
+        assert client.post(COMPLETIONS, json={**SHORT, "prompt": ["a"] * 4}).status_code == 429
+        sb.wait_for(lambda: server.served.worker.waiting == 3)
+        for each in busy:
+            each.close()
         sb.wait_for(lambda: quiet(server))
 
 

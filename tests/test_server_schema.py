@@ -17,7 +17,10 @@ from slipstream.server.openapi import below
 
 
 class AnyText(beds.SmallFile):
-    """The small model, whose tokenizer takes any text: what it has no token for is a question mark."""
+    """The small model, whose tokenizer takes any text: what it has no token for is a question mark.
+
+    How many tokens a text has is the one limit that the description cannot state: all that is tried fits in here.
+    """
 
     def tokenizer(self) -> beds.Pieces:
         plain = self._tokenizer
@@ -43,6 +46,28 @@ def test_the_description_knows_the_model(server):
     assert "HTTPValidationError" not in schemas
 
 
+def test_the_description_knows_how_long_prompts_and_answers_may_be(monkeypatch):
+    with sb.running(sb.small(monkeypatch), max_tokens=20) as server, server.client() as client:
+        found = client.get("/openapi.json").json()
+        schema = found["components"]["schemas"]
+        ids = {"prompt": [5] * (sb.CONTEXT - 1)}
+        assert client.post("/v1/completions", json=ids).status_code == 200
+        assert client.post("/v1/completions", json={"prompt": [5] * sb.CONTEXT}).status_code == 400
+        for path, name in (("completions", "max_tokens"), ("chat/completions", "max_completion_tokens")):
+            prompt = {"prompt": "Hello", "messages": [{"role": "user", "content": "Hello"}]}
+            for count, status in ((20, 200), (21, 400)):
+                body = {**prompt, "max_tokens": 3, name: count}
+                assert client.post(f"/v1/{path}", json=body).status_code == status, body
+    prompts = schema["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    lists = [each for each in prompts if each.get("title") == "PromptTokens"]
+    lists += [each["items"] for each in prompts if each.get("items", {}).get("title") == "PromptTokens"]
+    assert [each["maxItems"] for each in lists] == [sb.CONTEXT - 1] * 2
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert schema["ChatRequest"]["properties"][name]["anyOf"][0]["maximum"] == 20
+    said = found["paths"]["/v1/chat/completions"]["post"]["responses"]["400"]["description"]
+    assert f"more than {sb.CONTEXT - 1} tokens" in said
+
+
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 20, 99, 100, 101, 256, 1000, 4567])
 def test_a_pattern_of_the_numbers_below(size):
     pattern = re.compile(below(size))
@@ -57,7 +82,8 @@ def test_a_pattern_of_the_numbers_below(size):
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_schemathesis_finds_nothing(monkeypatch, key, tmp_path):
     monkeypatch.setattr(beds, "SmallFile", AnyText)
-    with sb.running(sb.small(monkeypatch), api_key=key) as server:
+    monkeypatch.setattr(sb, "CONTEXT", 100_000)
+    with sb.running(sb.small(monkeypatch), api_key=key, max_tokens=40) as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "-n", "60"]
         header = ["-H", f"Authorization: Bearer {key}"] if key else []
         result = subprocess.run([*command, *header], cwd=tmp_path, capture_output=True, text=True, check=False)

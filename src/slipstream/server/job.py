@@ -96,10 +96,15 @@ class Job:
         self._cancelled = False
 
     def submit(self, prompts: Sequence[tuple[str | None, list[int]]]) -> None:
-        """Queue all prompts (text and ids) or, when one is refused, none. Raises what the worker raises."""
+        """Queue all prompts (text and ids) or, when one is refused, none. Raises what the worker raises.
+
+        After `cancel`, also while this runs, nothing more is queued.
+        """
         # All count before the first is queued: it may have ended before the next one is.
         self._open = self._left = len(prompts)
         for place, (text, tokens) in enumerate(prompts):
+            if self._cancelled:
+                return
             try:
                 request = self._submit(place, tokens)
             except BaseException:
@@ -107,6 +112,8 @@ class Job:
                 raise
             request.prompt = text
             self.requests.append(request)
+            if self._cancelled:  # `cancel` may have come before the request was in the list
+                self._worker.cancel(request)
 
     def _submit(self, place: int, tokens: list[int]) -> Request:
         def hear(request: Request, pieces: Sequence[Piece] | None) -> None:

@@ -37,7 +37,10 @@ _ALL = {"401": "the key is wrong", "503": "loading, draining or dead"}
 
 
 def description(app: FastAPI, service: Service) -> dict[str, Any]:
-    """The document. Token ids and drafters are bounded by those of the model, once it is loaded."""
+    """The document. Token ids, drafters and lengths are bounded by those of the model, once it is loaded.
+
+    How many tokens a text has no schema can say: that it must fit into the context stands at the status 400.
+    """
     found = get_openapi(title=app.title, version="1", routes=app.routes)
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
@@ -53,7 +56,12 @@ def description(app: FastAPI, service: Service) -> dict[str, Any]:
                 for operation in methods.values():
                     operation["security"] = [{"key": []}]
     if service.state == "ready":
-        _bound(schemas, service.served)
+        served, most = service.served, service.settings.max_tokens
+        _bound(schemas, served, most)
+        for operation in (methods["post"] for path, methods in found["paths"].items() if path.startswith("/v1/c")):
+            operation["responses"]["400"]["description"] += (
+                f", or the prompt has more than {served.max_context - 1} tokens (context_length_exceeded)"
+            )
     return found
 
 
@@ -74,11 +82,14 @@ def _answers(operation: dict[str, Any], path: str, method: str) -> None:
         answers[status] = {"description": text, "content": error}
 
 
-def _bound(schema: Any, served: Served) -> None:
-    """Write the model's own limits into every schema of a token id, a bias, a prompt, a drafter's name."""
+def _bound(schema: Any, served: Served, most: int | None) -> None:
+    """Write the model's own limits into every schema of a token id, a bias, a prompt, a drafter's name.
+
+    most: tokens that an answer may have at most, None for any number.
+    """
     if isinstance(schema, list):
         for part in schema:
-            _bound(part, served)
+            _bound(part, served, most)
     if not isinstance(schema, dict):
         return
     title = schema.get("title")
@@ -88,6 +99,10 @@ def _bound(schema: Any, served: Served) -> None:
         schema.update(minimum=FEWEST_SEED, maximum=MOST_SEED)
     elif title == "DrafterName":
         schema["enum"] = list(served.drafters)
+    elif title == "AnswerTokens" and most is not None:
+        schema["maximum"] = most
+    elif title == "PromptTokens":
+        schema["maxItems"] = served.max_context - 1
     elif title == "PromptText" and served.vocabulary.bos_id is None:
         schema["minLength"] = 1
     if "patternProperties" in schema:
@@ -95,7 +110,7 @@ def _bound(schema: Any, served: Served) -> None:
         schema["patternProperties"] = {below(served.vocabulary_size): value}
         schema["additionalProperties"] = False
     for part in list(schema.values()):
-        _bound(part, served)
+        _bound(part, served, most)
 
 
 def below(size: int) -> str:

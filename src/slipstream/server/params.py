@@ -52,16 +52,17 @@ def refusal(error: SlipstreamError, request: Sampling) -> ApiError:
 
 
 def _max_tokens(request: Sampling, limits: Limits) -> int:
-    asked, name = request.max_tokens, "max_tokens"
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked, name = request.max_completion_tokens, "max_completion_tokens"
+    asked = {"max_tokens": request.max_tokens}
+    if isinstance(request, ChatRequest):
+        asked = {"max_completion_tokens": request.max_completion_tokens, **asked}
+    said = {name: value for name, value in asked.items() if value is not None}
+    for name, value in said.items():
+        if limits.max_tokens is not None and value > limits.max_tokens:
+            message = f"{name} is {value}; this server allows {limits.max_tokens} tokens per answer"
+            raise ApiError(400, message, param=name)
     most = limits.max_tokens or limits.max_context
-    if asked is None:
-        return min(COMPLETION_TOKENS, most) if isinstance(request, CompletionRequest) else most
-    if limits.max_tokens is not None and asked > limits.max_tokens:
-        message = f"{name} is {asked}; this server allows {limits.max_tokens} tokens per answer"
-        raise ApiError(400, message, param=name)
-    return asked
+    default = min(COMPLETION_TOKENS, most) if isinstance(request, CompletionRequest) else most
+    return next(iter(said.values()), default)
 
 
 def _logprobs(request: Sampling) -> int | None:

@@ -20,6 +20,7 @@ def _whole(value: object) -> object:
 
 WHOLE = BeforeValidator(_whole)
 Token = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "Token"}), WHOLE]
+AnswerTokens = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "AnswerTokens"}), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1)]
 BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -103,7 +104,7 @@ class Sampling(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_ID), WHOLE] | None = None
+    max_tokens: AnswerTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=10000)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_ID), WHOLE] | None = None
@@ -133,11 +134,12 @@ class Sampling(Strict):
 
 
 PromptText = Annotated[str, Field(json_schema_extra={"title": "PromptText"})]
+PromptTokens = Annotated[list[Token], Field(min_length=1, json_schema_extra={"title": "PromptTokens"})]
 Prompts = (
     PromptText
     | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_CHOICES)]
-    | Annotated[list[Token], Field(min_length=1)]
-    | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+    | PromptTokens
+    | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_CHOICES)]
 )
 
 
@@ -186,7 +188,7 @@ class ChatRequest(Sampling):
     model_config = ConfigDict(json_schema_extra=CHAT_SAYS)
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_ID), WHOLE] | None = None
+    max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     tools: Annotated[list[Any], NONE_YET] | None = None

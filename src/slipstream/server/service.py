@@ -138,6 +138,10 @@ class Service:
     async def start(self, task: Task, prompts: Sequence[Any], variables: Mapping[str, Any] | None = None) -> Job:
         """Queue the prompts of a request. Raises what is wrong with them; nothing is queued then."""
         served = self.served
+        most, n = served.worker.max_waiting, task.params.n
+        if (len(prompts) - 1) * n >= most:  # so many would wait before the last is queued, even if nobody else does
+            said = f"{len(prompts)} prompts with n = {n} never fit into the queue of {most} answers (--max-waiting)"
+            raise ApiError(400, f"{said}; send fewer at once", param="prompt")
         self._courier = self._courier or Courier(asyncio.get_running_loop())
         job = Job(served.worker, task, self.meter, self._courier)
 
