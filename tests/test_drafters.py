@@ -109,6 +109,9 @@ def row(ident=0, speculate=True):
         Offers("s", [1], [-1], []),
         Offers("s", [1], [-1], [1.5]),
         Offers("s", [1], [-1], [float("nan")]),
+        Offers("s", [1.0], [-1], [0.5]),
+        Offers("s", [1, 2], [-1, 0.0], [0.5, 0.5]),
+        Offers("other", [1], [-1], [0.5]),
         Offers("s", [1], [-1], [0.5], features=[1.0, 2.0]),
     ],
 )
@@ -144,6 +147,10 @@ def test_a_drafter_that_fails_to_say_what_it_wants_stops_no_answer():
     output = beds.answer(made, [1, 2], max_tokens=9)
     assert output.token_ids == plain.token_ids
     assert output.speculation.drafter_failures > 0
+    # A row that does not speculate is not even asked about; nothing of it stays.
+    first, second = (made.add([1, 2], SamplingParams(max_tokens=9), speculation=said) for said in (True, False))
+    made.run([first, second])
+    assert made.drafting.guards[0]._failures == {}
 
 
 def test_a_drafter_that_recovers_is_asked_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,9 @@ class Guard:
 
     def _check(self, offer: Offers) -> None:
         Draft(offer.tokens, offer.parents).check(self.vocab_size)
+        # Only whole numbers sum to one; the compiled core takes nothing else.
+        if offer.source != self.name or not isinstance(sum(offer.tokens) + sum(offer.parents), Integral):
+            raise InputError(f"drafter {self.name} offered {offer.tokens} below {offer.parents} as {offer.source!r}")
         if len(offer.probs) != len(offer.tokens) or len(offer.features) not in (0, len(offer.tokens)):
             raise InputError(f"drafter {self.name} offered {len(offer)} nodes but {len(offer.probs)} probabilities")
         probs = offer.probs

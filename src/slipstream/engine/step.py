@@ -54,7 +54,8 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
-    drafters = [drafter for drafter in parts.drafters if any(map(drafter.wants, rows))]
+    speculating = [row for row in rows if row.speculate]
+    drafters = [drafter for drafter in parts.drafters if any(map(drafter.wants, speculating))]
     limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
     drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
     clock.lap("draft")
@@ -67,10 +68,10 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     clock.lap("rest")
     target.commit([seen.verdict.path for seen in observations])
     clock.lap("pass")
-    speculating = [seen for seen in observations if seen.row.speculate]
+    drafted = [seen for seen in observations if seen.row.speculate]
     # The last one first: a head, which then computes ahead while the others learn.
-    for drafter in reversed(drafters) if speculating else ():
-        drafter.observe(speculating)
+    for drafter in reversed(drafters):
+        drafter.observe(drafted)
     controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")
 
