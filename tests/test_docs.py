@@ -37,6 +37,20 @@ def test_every_test_that_is_named_exists():
     assert set(re.findall(r"\btest_\w+", text)) - {"test_fault_NN"} - TESTS - files == set()
 
 
+def test_every_planted_fault_is_listed():
+    listed = (ROOT / "docs" / "testing.md").read_text().partition("## Planted faults")[2]
+    assert sorted(name for name in TESTS if name.startswith("test_planted_") and f"`{name}`" not in listed) == []
+
+
+def test_tests_of_fault_kinds_are_in_the_files_that_are_named():
+    text = (ROOT / "docs" / "testing.md").read_text()
+    named = re.findall(r"(test_\w+\.py): (`test_\w+`(?:, `test_\w+`)*)", text)
+    assert len(named) > 26
+    for file, names in named:
+        source = (ROOT / "tests" / file).read_text()
+        assert [name for name in re.findall(r"\w+", names) if f"def {name}(" not in source] == [], file
+
+
 def test_every_fault_kind_lists_its_tests():
     rows = fault_rows()
     assert sorted(rows) == list(range(1, 27))

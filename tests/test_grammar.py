@@ -1,11 +1,8 @@
-"""Structured outputs: what is refused, what masks allow at every node of a draft tree, and how answers end."""
+"""Structured outputs: what is refused, and what masks allow at every node of a draft tree."""
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,19 @@ import pytest
 import beds
 import model_files
 import test_tokenizer
+from grammar_beds import (
+    BOS,
+    END,
+    FORMS,
+    OTHER_END,
+    PERSON,
+    TOKENIZER,
+    WIDTH,
+    engine,
+    ids,
+    needs_library,
+    start,
+)
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.core.params import SamplingParams
 from slipstream.core.structured import StructuredOutputs, structured
@@ -21,65 +31,6 @@ from slipstream.models.files import open_model
 from slipstream.models.tokenizer import Tokenizer
 from slipstream.sampling import grammar
 from slipstream.sampling.grammar import Grammars
-
-needs_library = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance (extra serve) is not installed")
-PIECES = [b'{"', b'":', b', "', b'"}', b"name", b"age", b"na", b"me", b"true", b"12", b"  ", b"\n\n", b"red", b"blue"]
-TOKENIZER = beds.Pieces([*(bytes([code]) for code in range(256)), *PIECES, b"<s>", b"<e>", b"<f>"], end_ids=[271, 272])
-TOKENIZER.control.add(270)
-BOS, END, OTHER_END, WIDTH = 270, 271, 272, 275
-"""Ids 273 and 274 are padding: the logits are wider than the token list."""
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 5},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["red", "blue", "grün"]}, "maxItems": 3},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
-FORMS = {
-    "json": {"json": PERSON},
-    "tight json": {"json": PERSON, "disable_any_whitespace": True},
-    "regex": {"regex": r"(ab|c)+[0-9]{2,4}ü?"},
-    "choice": {"choice": ["red", "redder", "blue", "grün", "日本"]},
-    "grammar": {"grammar": 'start: "a" (start "b")? | /[xyz]{1,3}/'},
-    "gbnf": {"grammar": 'root ::= "name" ("-" [0-9])*'},
-}
-
-
-def holds(form: dict, text: str) -> bool:
-    """Whether a finished text has the form, judged without the library."""
-    if "json" in form:
-        found = json.loads(text)
-        good = list(found) == ["name", "age", "tags"] and len(found["name"]) <= 5 and 0 <= found["age"] <= 120
-        good = good and isinstance(found["age"], int) and len(found["tags"]) <= 3
-        return good and set(found["tags"]) <= {"red", "blue", "grün"}
-    if "choice" in form:
-        return text in form["choice"]
-    pattern = form.get("regex") or (r"a*(a|[xyz]{1,3})b*" if "start" in form["grammar"] else r"name(-[0-9])*")
-    balanced = "start" not in form.get("grammar", "") or re.search(r"[xyz]b|b[axyz]", text) is not None
-    return re.fullmatch(pattern, text) is not None and (balanced or text.strip("axyz") == "" or "b" in text)
-
-
-def target(seed: int = 1, **settings: object) -> beds.TableTarget:
-    """A table that knows nothing of any form, with logits for padding that would win if they were allowed."""
-    table = beds.random_table(seed, WIDTH, spread=3.0)
-    table[:, 273:] = 50.0
-    return beds.TableTarget(table, **settings)
-
-
-def engine(made: beds.TableTarget | None = None, drafters: tuple = (), **settings: object):
-    return beds.engine(made or target(), drafters, tokenizer=TOKENIZER, **settings)
-
-
-def start(form: dict) -> grammar.TokenGrammar:
-    return Grammars(TOKENIZER, WIDTH).start(structured(form))
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode(text)
-
 
 WRONG_FORMS = [
     5,
@@ -185,18 +136,6 @@ def test_a_model_without_an_end_is_refused():
 
 
 @needs_library
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_have_their_form(form, temperature):
-    made = engine(max_batch=4)
-    params = SamplingParams(structured_outputs=form, max_tokens=400, temperature=temperature, seed=5, n=4)
-    for output in made.run([made.add([BOS], params)])[0].outputs:
-        assert output.finish_reason == "stop", output.stop_reason
-        assert output.token_ids[-1] in (END, OTHER_END)
-        assert holds(form, output.text), output.text
-
-
-@needs_library
 def test_masks_allow_exactly_what_can_still_become_a_choice():
     found = start({"choice": ["red", "redder", "grün"]})
 
@@ -215,34 +154,6 @@ def test_masks_allow_exactly_what_can_still_become_a_choice():
     assert allowed(red, END) == {END, OTHER_END}, "after the end only ends"
     assert allowed(red) == {b"d", END, OTHER_END}, "and back again"
     assert found.error == ""
-
-
-@needs_library
-def test_choices_are_taken_literally_and_may_be_many():
-    odd = [
-        "a.b",
-        "a|b",
-        "(",
-        "[x]",
-        "\\d",
-        "/",
-        '"',
-        "'",
-        "new\nline",
-        "\x07",
-        "<e>",
-        "☃😀",
-        " lead",
-        "{2}",
-        "^$",
-        "#-&~",
-    ]
-    for text in odd:
-        output = beds.answer(engine(), [BOS], structured_outputs={"choice": [text]})
-        assert (output.text, output.finish_reason) == (text, "stop")
-    many = [f"{place * 7919 % 10_000:05d}x" for place in range(5000)] * 2
-    assert len(StructuredOutputs(choice=many).choice or ()) == 5000
-    assert beds.answer(engine(), [BOS], structured_outputs={"choice": many}).text in many
 
 
 @needs_library
@@ -304,17 +215,6 @@ def test_nodes_that_cannot_be_accepted_are_named_and_no_others(form):
 
 
 @needs_library
-def test_drafters_offer_only_what_fits():
-    made = engine(drafters=[beds.given(ids("reddish")), beds.random_tree(WIDTH)], nodes=8, shape="tree")
-    output = beds.answer(made, [BOS], structured_outputs={"choice": ["redder", "reds"]})
-    offered = output.speculation.nodes["given"].offered
-    assert offered[0] == 1, "the word itself at the beginning, nothing of it later"
-    assert sum(output.speculation.nodes["given"].offered) < 4
-    free = beds.answer(made, [BOS], max_tokens=4, logit_bias={273: -100, 274: -100})
-    assert sum(free.speculation.nodes["given"].offered) >= 4
-
-
-@needs_library
 def test_padding_and_control_tokens_are_never_allowed():
     for form in ({"regex": r"(?s:.)*"}, {"json_object": True}, {"regex": "<s>[a-z]*"}):
         allowed = start(form).allowed(())
@@ -360,97 +260,6 @@ def test_grammars_are_compiled_once_and_forgotten_in_time(monkeypatch):
     assert len(made._matchers) == grammar.KEPT
     made.start(form)
     assert len(compiled) == grammar.KEPT + 2
-
-
-# How answers end
-
-
-@needs_library
-def test_the_budget_cuts():
-    output = beds.answer(engine(), [BOS], structured_outputs={"regex": "[ab]{20}"}, max_tokens=7)
-    assert (len(output.token_ids), output.finish_reason) == (7, "length")
-    assert re.fullmatch("[ab]{7}", output.text)
-
-
-@needs_library
-def test_stops_count_inside_a_form():
-    whole = beds.answer(engine(), [BOS], structured_outputs={"regex": "a{3}b{3}"})
-    assert (whole.text, whole.finish_reason) == ("aaabbb", "stop")
-    cut = beds.answer(engine(), [BOS], structured_outputs={"regex": "a{3}b{3}"}, stop=["ab"])
-    assert (cut.text, cut.finish_reason, cut.stop_reason) == ("aa", "stop", "ab")
-
-
-@needs_library
-def test_end_tokens_are_banned_until_the_grammar_accepts():
-    table = target().table
-    table[:, END] = 40.0
-    output = beds.answer(engine(beds.TableTarget(table)), [BOS], structured_outputs={"regex": "[ab]{5,9}"})
-    assert len(output.text) == 5
-    assert output.token_ids[-1] == END
-
-
-@needs_library
-def test_min_tokens_holds_the_end_back_and_says_so_where_nothing_else_is_left():
-    table = target().table
-    table[:, END] = 40.0
-    made = engine(beds.TableTarget(table))
-    output = beds.answer(made, [BOS], structured_outputs={"regex": "[ab]{5,9}"}, min_tokens=8)
-    assert len(output.token_ids) == 9, "eight letters and the end"
-    request = made.add([BOS], SamplingParams(structured_outputs={"regex": "[ab]{5}"}, min_tokens=9))
-    other = made.add([BOS], SamplingParams(structured_outputs={"regex": "[ab]{20}"}))
-    failed, fine = made.run([request, other])
-    assert failed.outputs[0].finish_reason == "error"
-    assert "min_tokens" in str(failed.outputs[0].stop_reason)
-    assert len(fine.outputs[0].text) == 20
-
-
-@needs_library
-def test_ignored_ends_follow_a_complete_form_up_to_the_budget():
-    output = beds.answer(engine(), [BOS], structured_outputs={"choice": ["red"]}, ignore_eos=True, max_tokens=9)
-    assert (output.text, len(output.token_ids), output.finish_reason) == ("red", 9, "length")
-
-
-@needs_library
-def test_a_grammar_that_fails_ends_its_request_alone():
-    made = engine(drafters=[beds.random_tree(WIDTH)], shape="tree")
-    params = SamplingParams(structured_outputs={"regex": "[ab]{12}"}, temperature=1.0, seed=3)
-    alone = made.run([made.add([BOS], params)])[0].outputs[0]
-    requests = [made.add([BOS], params), made.add([BOS], params)]
-
-    class Broken:
-        def __init__(self, matcher):
-            self.matcher, self.left = matcher, 4
-
-        def __getattr__(self, name):
-            return getattr(self.matcher, name)
-
-        def compute_bitmask(self):
-            self.left -= 1
-            return self.matcher.compute_bitmask()
-
-        def is_error(self):
-            return self.left < 0
-
-        def get_error(self):
-            return "too complex"
-
-    broken = requests[0].answers[0].row.sampler._grammar
-    broken._matcher = Broken(broken._matcher)
-    failed, fine = (result.outputs[0] for result in made.run(requests))
-    assert failed.finish_reason == "error"
-    assert "too complex" in str(failed.stop_reason)
-    assert alone.token_ids[: len(failed.token_ids)] == failed.token_ids
-    assert fine.token_ids == alone.token_ids
-
-
-@needs_library
-def test_broken_logits_are_named_behind_a_grammar():
-    table = target().table
-    table[BOS, 5] = np.nan
-    output = engine(beds.TableTarget(table))
-    result = output.run([output.add([BOS], SamplingParams(structured_outputs={"choice": ["red"]}))])[0].outputs[0]
-    assert result.finish_reason == "error"
-    assert "NaN" in str(result.stop_reason)
 
 
 # Every kind of tokenizer

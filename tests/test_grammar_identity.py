@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import beds
+from grammar_beds import BOS, FORMS, PERSON, TOKENIZER, WIDTH, holds, needs_library, target
 from slipstream.control.adaptive import Adaptive
 from slipstream.control.fixed import Fixed
 from slipstream.core.errors import NonFiniteError
@@ -29,7 +30,6 @@ from slipstream.sampling.grammar import TokenGrammar
 from slipstream.targets.native.model import NativeTarget
 from slipstream.targets.runtime import choose, load
 from slipstream.verify import make_verifier
-from test_grammar import BOS, FORMS, PERSON, TOKENIZER, WIDTH, holds, needs_library, target
 
 pytestmark = needs_library
 PROMPTS = ([BOS], [BOS, 65, 66], TOKENIZER.encode("name: red"))
