@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -295,6 +296,50 @@ def test_fault_25_rows_of_a_batch_are_left_alone_sooner(monkeypatch):
     assert asked_per_row(16) < 0.6 * asked_per_row(1)
     monkeypatch.setattr(asking, "FEWEST_ANSWERS", asking.QUIET_AFTER)
     assert asked_per_row(16) > 0.6 * asked_per_row(1), "and the same patience with every row would be seen"
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_fault_25_a_source_that_no_row_wants_keeps_nobody_awake(count):
+    """Each request names the drafter "useless"; "other" is loaded too and never asked."""
+    controller = started(Adaptive(4), {size: flat(size) for size in range(1, 41)})
+    rows = [Row(i, [0], 1, SamplingParams(), 0, sampler=None) for i in range(count)]
+    asked = 0
+    for _ in range(300):
+        limits = [replace(limit, depths=limit.depths | {"other": 0}) for limit in controller.limits(rows)]
+        asks = any(limit.nodes for limit in limits)
+        asked += asks
+        offers = [
+            [Offers("useless", [1], [-1], [0.02], seconds=1e-6) if limit.nodes else Offers("useless"), Offers("other")]
+            for limit in limits
+        ]
+        drafts = controller.choose(rows, offers, limits) if asks else [Draft() for _ in rows]
+        seen = [Observation(row, draft, Verdict([0], []), None) for row, draft in zip(rows, drafts, strict=True)]
+        nodes = count + sum(map(len, drafts))
+        controller.observe(seen, StepCost(nodes, flat(nodes), 0.0, 1e-5))
+    assert 0 < asked < 100
+
+
+def test_fault_25_a_source_that_would_have_to_read_for_all_keeps_nobody_awake():
+    """While the batch fills, "dear" reads prompts each time it is asked; what it takes otherwise never shows."""
+    controller = started(Adaptive(4), {size: flat(size) for size in range(1, 41)})
+    asked = 0
+    for step in range(300):
+        rows = [Row(min(step, 4) * 8 + i, [0] * (200 + step), 1, SamplingParams(), 0, sampler=None) for i in range(8)]
+        limits = controller.limits(rows)
+        drafts = [Draft() for _ in rows]
+        if any(limit.nodes for limit in limits):
+            asked += 1
+            cheap = [Offers("cheap", [1], [-1], [0.02], seconds=1e-6) for _ in rows]
+            limits = controller.beside("dear", rows, limits, [cheap])
+            dear = [
+                Offers("dear", [1], [-1], [0.02], seconds=0.1) if limit.of("dear").nodes else Offers("dear")
+                for limit in limits
+            ]
+            drafts = controller.choose(rows, list(zip(cheap, dear, strict=True)), limits)
+        seen = [Observation(row, draft, Verdict([0], []), None) for row, draft in zip(rows, drafts, strict=True)]
+        nodes = len(rows) + sum(map(len, drafts))
+        controller.observe(seen, StepCost(nodes, flat(nodes), 0.0, 1e-5))
+    assert 0 < asked < 100
 
 
 def test_rows_rest_on_their_own():

@@ -61,7 +61,7 @@ class Adaptive:
         """What is asked for each row of a batch of `_rows` until the next look."""
         self._asking = self._cheap = False
         self._spared: set[str] = set()
-        """Sources that were not asked in this step because others offered enough."""
+        """Sources that were not asked in the last step with drafts because others offered enough."""
         # Rows for which each source was asked, in the step before and in this one.
         self._before: dict[str, set[int]] = {}
         self._now: dict[str, set[int]] = {}
@@ -75,7 +75,6 @@ class Adaptive:
     def limits(self, rows: Sequence[Row]) -> list[Limit]:
         """Full room for drafters whose time is worth it, none for the others, and none for rows that rest."""
         self._before, self._now = self._now, {}
-        self._spared.clear()
         self._since_plain += 1
         self._asking = False
         # All else is judged against plain decoding, so its cost comes first.
@@ -87,6 +86,7 @@ class Adaptive:
         if not limit.nodes:
             return [NOTHING] * len(rows)
         resting = self._cheap or (len(rows) > 1 and self._known())
+        self._spared.clear()
         limits = [limit if row.speculate and not (resting and self._rest(row).now()) else NOTHING for row in rows]
         self._asking = any(one.nodes for one in limits)
         return limits
@@ -102,8 +102,15 @@ class Adaptive:
         return True
 
     def _known(self) -> bool:
-        """Whether it is known what asking takes: after a rest drafters have to catch up, so that is not the time."""
-        return all(source.cost.known for source in self.sources.values())
+        """Whether it is known what asking takes: after a rest drafters have to catch up, so that is not the time.
+
+        A source that is left to the others would not become known by going on.
+        """
+        return all(source.cost.known or source.name in self._spared for source in self._heard())
+
+    def _heard(self) -> list[Source]:
+        """Those that were ever asked: what one that no row wants would take says nothing."""
+        return [source for source in self.sources.values() if source.asked]
 
     def _look(self, rows: int) -> None:
         """Settle what is asked of whom; while all drafters are cheap that stays for some steps."""
@@ -112,7 +119,8 @@ class Adaptive:
             return
         self._rows = rows
         depths = {name: source.depth_to_ask(self.max_nodes, rows, self.passes) for name, source in self.sources.items()}
-        self._cheap = bool(depths) and all(self.sources[name].free for name, depth in depths.items() if depth)
+        heard = self._heard()
+        self._cheap = bool(heard) and all(source.free for source in heard if depths[source.name])
         worth = self._least_chance(rows) < SURE
         if not worth or (depths and not any(depths.values())):
             # A single row is looked at again at once: it has more to lose.
@@ -121,7 +129,7 @@ class Adaptive:
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         floors = {name: self._floor(source, rows) for name, source in self.sources.items()}
         self._limit = Limit(self.max_nodes, depth, self.width, depths, floors=floors)
-        self._looks_left = LOOK_EVERY if all(source.free for source in self.sources.values()) else 0
+        self._looks_left = LOOK_EVERY if all(source.free for source in heard) else 0
 
     def _rest(self, row: Row) -> Rest:
         return self._rests.setdefault(row.id, Rest())
@@ -176,6 +184,8 @@ class Adaptive:
         depths: dict[str, int] = {}
         for name in dict.fromkeys(offer.source for of_row in given for offer in of_row):
             source = self._source(name)
+            if not source.asked:
+                self._looks_left = 0
             if not source.free:
                 self._now[name] = {row.id for row, limit in zip(rows, limits, strict=True) if limit.asks(name)}
             if source.looks(LOOK_EVERY):
