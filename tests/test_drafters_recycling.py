@@ -156,7 +156,11 @@ def test_fault_24_a_table_that_does_not_fit_is_refused_at_load(tmp_path):
     with pytest.raises(InputError, match="does not fit a vocabulary of 21"):
         Recycling(VOCAB + 1, path, "one")
     whole = path.read_bytes()
-    for damaged in (b"", b"something else", whole[:500], whole[:-700]):
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    directory = whole.rfind(b"PK\x01\x02")
+    unknown_version = whole[: directory + 6] + b"\xff" + whole[directory + 7 :]
+    plain_array = (tmp_path / "array.npy").read_bytes()
+    for damaged in (b"", b"something else", whole[:500], whole[:-700], unknown_version, plain_array):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="cannot be read"):
             Recycling(VOCAB, path, "one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from slipstream.core.errors import InputError
 from slipstream.kernels.successors import Successors
 
 FORMAT = 1
+ARRAYS = ("ids", "weights", "owner")
 
 
 def save(table: Successors, path: Path, model: str) -> None:
@@ -39,14 +39,14 @@ def load(table: Successors, path: Path, model: str) -> None:
     remedy = "choose another path, or delete the file"
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            found = {name: saved[name] for name in saved.files}
+            found = {name: saved[name] for name in ("format", "model", "check", *ARRAYS)}
         belongs = (int(found["format"]), str(found["model"])) == (FORMAT, model)
         check = int(found["check"])
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive makes its reader raise nearly anything
         raise InputError(f"recycling table {path} cannot be read ({error}); {remedy}") from None
     if not belongs:
         raise InputError(f"recycling table {path} belongs to another model or version; {remedy}")
-    for name in ("ids", "weights", "owner"):
+    for name in ARRAYS:
         array, own = found[name], getattr(table, name)
         if (array.shape, array.dtype) != (own.shape, own.dtype):
             raise InputError(f"recycling table {path} does not fit a vocabulary of {table.vocab_size}; {remedy}")
