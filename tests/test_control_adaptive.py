@@ -319,27 +319,42 @@ def test_fault_25_a_source_that_no_row_wants_keeps_nobody_awake(count):
     assert 0 < asked < 100
 
 
-def test_fault_25_a_source_that_would_have_to_read_for_all_keeps_nobody_awake():
-    """While the batch fills, "dear" reads prompts each time it is asked; what it takes otherwise never shows."""
+def asked_in_a_batch(chance):
+    """Steps of 300 in which anybody is asked, and "dear". While the batch fills, "dear" reads prompts each time."""
     controller = started(Adaptive(4), {size: flat(size) for size in range(1, 41)})
-    asked = 0
+    asked = {"anybody": 0, "dear": 0}
     for step in range(300):
         rows = [Row(min(step, 4) * 8 + i, [0] * (200 + step), 1, SamplingParams(), 0, sampler=None) for i in range(8)]
         limits = controller.limits(rows)
         drafts = [Draft() for _ in rows]
         if any(limit.nodes for limit in limits):
-            asked += 1
+            asked["anybody"] += 1
             cheap = [Offers("cheap", [1], [-1], [0.02], seconds=1e-6) for _ in rows]
             limits = controller.beside("dear", rows, limits, [cheap])
-            dear = [
-                Offers("dear", [1], [-1], [0.02], seconds=0.1) if limit.of("dear").nodes else Offers("dear")
-                for limit in limits
-            ]
+            asks = limits[0].of("dear").nodes > 0
+            asked["dear"] += asks
+            took = 0.015 if step < 4 else 0.0002
+            dear = [Offers("dear", [2], [-1], [chance], seconds=took) if asks else Offers("dear") for _ in rows]
             drafts = controller.choose(rows, list(zip(cheap, dear, strict=True)), limits)
-        seen = [Observation(row, draft, Verdict([0], []), None) for row, draft in zip(rows, drafts, strict=True)]
+        verdict = Verdict([2, 0], [0]) if chance > 0.5 else Verdict([0], [])
+        seen = [
+            Observation(row, draft, verdict if len(draft) else Verdict([0], []), None)
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
         nodes = len(rows) + sum(map(len, drafts))
         controller.observe(seen, StepCost(nodes, flat(nodes), 0.0, 1e-5))
-    assert 0 < asked < 100
+    return asked
+
+
+def test_fault_25_a_source_that_would_have_to_read_for_all_keeps_nobody_awake():
+    """What it takes when it has nothing to read never shows."""
+    asked = asked_in_a_batch(0.02)
+    assert 0 < asked["anybody"] < 100
+    assert asked["dear"] < 10
+
+
+def test_a_source_that_paid_reads_for_a_batch_that_wakes():
+    assert asked_in_a_batch(0.9)["dear"] > 200
 
 
 def test_rows_rest_on_their_own():

@@ -59,7 +59,7 @@ class Adaptive:
         self._rows = 0
         self._limit = NOTHING
         """What is asked for each row of a batch of `_rows` until the next look."""
-        self._asking = self._cheap = False
+        self._asking = self._reading = self._cheap = False
         self._spared: set[str] = set()
         """Sources that were not asked in the last step with drafts because others offered enough."""
         # Rows for which each source was asked, in the step before and in this one.
@@ -76,7 +76,7 @@ class Adaptive:
         """Full room for drafters whose time is worth it, none for the others, and none for rows that rest."""
         self._before, self._now = self._now, {}
         self._since_plain += 1
-        self._asking = False
+        self._asking = self._reading = False
         # All else is judged against plain decoding, so its cost comes first.
         unmeasured = self._since_plain > REMEASURE or not self.passes.measured(len(rows))
         if not self.max_nodes or unmeasured or (len(rows) > 1 and self._pauses(rows)):
@@ -149,10 +149,14 @@ class Adaptive:
         if not offered.nodes:
             depth = source.usual  # whether it pays alone is judged by its gain
         unread = self._unread(name, asked)
-        # A batch that wakes to have a look will most likely rest again before anything read for it is of use.
-        woken = len(rows) > 1 and self._pause.rested
-        if many(unread, len(asked)) and (woken or not source.worth_reading(unread, saved)):
-            depth = 0
+        if many(unread, len(asked)):
+            # A batch that wakes to have a look will rest again before anything read for it is of use, unless it was
+            # the source itself that paid.
+            in_vain = len(rows) > 1 and self._pause.rested and source.gain() < WORTH
+            if in_vain or not source.worth_reading(unread, saved):
+                depth = 0
+            else:
+                self._reading = True
         if depth == source.usual:
             return limits
         if not depth:
@@ -228,7 +232,7 @@ class Adaptive:
             self._verify.observe(1, cost.verify_s)
         if cost.rows == len(observations):
             self._since_plain = 0
-        if self._asking and len(observations) > 1:
+        if self._asking and not self._reading and len(observations) > 1:
             self._before_pass.observe(len(observations), cost.draft_s)
         for source in self.sources.values():
             if not source.free and source.name not in self._now:
