@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import subprocess
 import sys
 
@@ -99,6 +100,22 @@ def test_a_draft_model_of_another_architecture(folders):
         )
 
 
+def test_a_model_that_drafts_for_itself_is_loaded_once(folders, monkeypatch):
+    model = pytest.importorskip("slipstream.targets.transformers.model")
+    loaded, prompt, params = [], {"prompt_token_ids": [3, 4, 5] * 5}, SamplingParams(max_tokens=20)
+    load_model = model.load_model
+    monkeypatch.setattr(model, "load_model", lambda *given: loaded.append(given) or load_model(*given))
+    draft = f"model:{folders['gpt2']}"
+    with LLM(folders["gpt2"], draft, max_nodes=4, shape="chain", controller="fixed") as llm:
+        for prompts in (prompt, [prompt, {"prompt_token_ids": [9, 8]}]):
+            plain, drafted = (llm.generate(prompts, params, speculation=speculation) for speculation in (False, True))
+            for one, other in zip(plain, drafted, strict=True):
+                assert one.outputs[0].token_ids == other.outputs[0].token_ids
+                assert other.outputs[0].speculation.num_steps == 4, "all but one of five tokens are drafted and right"
+                assert other.outputs[0].speculation.drafter_failures == 0
+    assert len(loaded) == 1
+
+
 def test_info_says_which_runtime_and_why(folders, capsys):
     assert main(["info", str(folders["gpt2"]), "--no-measure", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -106,7 +123,9 @@ def test_info_says_which_runtime_and_why(folders, capsys):
     assert "architecture 'gpt2'" in found["runtime_reason"]
     assert "torch" in found["kernels"]
     assert main(["info", str(folders["llama"]), "--no-measure"]) == 0
-    assert "native: architecture llama is of the Llama family" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "native: architecture llama is of the Llama family" in out
+    assert re.search(r"heads +on the host's CPU, \S+ kernels; none comes with the model", out)
 
 
 def test_a_device_that_is_not_here_is_one_line(folders):

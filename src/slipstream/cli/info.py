@@ -47,9 +47,10 @@ def info(
 
 def describe(file: ModelFile, target: Any, choice: Choice) -> dict[str, Any]:
     """Everything that needs no clock."""
-    if choice.name == "native":
-        from slipstream.kernels import native
+    from slipstream.kernels import native
+    from slipstream.models.heads.shipped import shipped_for
 
+    if choice.name == "native":
         kernels, threads = native.active(), native.threads()
     else:
         kernels, threads = target.kernels(), target.threads()
@@ -68,6 +69,8 @@ def describe(file: ModelFile, target: Any, choice: Choice) -> dict[str, Any]:
         "runtime_reason": choice.reason,
         "kernels": kernels,
         "threads": threads,
+        "heads_on": f"the host's CPU, {native.active()} kernels",
+        "shipped_head": shipped_for(file),
     }
 
 
@@ -87,6 +90,7 @@ def as_text(found: dict[str, Any]) -> str:
         ("cache", f"{1000 * found['kv_bytes_per_token'] / 1e6:.1f} MB per 1000 tokens, context {found['max_context']}"),
         ("runtime", f"{found['runtime']}: {found['runtime_reason']}"),
         ("kernels", f"{found['kernels']}, {found['threads']} threads"),
+        ("heads", f"on {found['heads_on']}; {found['shipped_head'] or 'none'} comes with the model"),
     ]
     if "pass_cost" in found:
         lines.append(("read speed", f"{found['read_bandwidth_gb_s']} GB/s"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,6 @@ def load(
 
 
 def share(target: Target, max_context: int, slots: int) -> Target | None:
-    """A second target over the same weights in memory, with a cache of its own; None where the runtime cannot."""
-    from slipstream.targets.native.model import NativeTarget
-
-    return target.share(max_context, slots) if isinstance(target, NativeTarget) else None
+    """A second target over the same weights in memory, with a cache of its own; None for targets that cannot."""
+    again: Callable[[int, int], Target] | None = getattr(target, "share", None)
+    return again(max_context, slots) if again is not None else None

@@ -62,6 +62,12 @@ class SlotCache:
         self._place: dict[int, tuple[int, int]] = {}
         self._spare: list[_Slot] | None = None
 
+    def alike(self, slots: int, max_context: int) -> SlotCache:
+        """An empty cache for the same layers."""
+        made = SlotCache(slots, max_context)
+        made._groups, made._place = self._groups, self._place
+        return made
+
     @property
     def layers(self) -> list[int]:
         """Indices of the layers that store anything."""

@@ -116,7 +116,7 @@ class FixedRunner:
             raise InputError(f"graphs is {mode!r}; choose one of: {', '.join(MODES)}")
         if mode == "cuda" and device.type != "cuda":
             raise InputError(f"CUDA graphs were asked for, but the model is on {device}; leave graphs off")
-        self._call, self._cache, self._device, self._mode = call, cache, device, mode
+        self._call, self._cache, self._device, self.mode = call, cache, device, mode
         self._made: dict[tuple[int, int], _Recording] = {}
         self._failed = False
         cache.keep_buffers()
@@ -129,7 +129,7 @@ class FixedRunner:
         name = (self._cache.buffer_id(row.slot), width)
         made = self._made.pop(name, None) or _Recording(FixedPass(self._cache, row.slot, width, self._device))
         made.plan.fill(tokens, row)
-        if self._mode == "cuda" and made.graph is None and not self._record(made):
+        if self.mode == "cuda" and made.graph is None and not self._record(made):
             return None
         self._made[name] = made
         while len(self._made) > MOST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,18 @@ class TransformersTarget:
         return cls(
             loaded, name, max_context, slots, features, padding=padding, pack=placement.pack, graphs=placement.graphs
         )
+
+    def share(self, max_context: int, slots: int) -> TransformersTarget:
+        """Another target over the same model, with a cache of its own and no features; passes of the two take turns."""
+        if not 0 < max_context <= self.max_context:
+            raise InputError(f"max_context is {max_context}; the model allows 1 to {self.max_context}")
+        other = copy(self)
+        other.max_context, other._pending = max_context, []
+        other._cache = self._cache.alike(slots, max_context)
+        other._tap = FeatureTap(self.model, ())
+        if self._fixed is not None:
+            other._fixed = FixedRunner(other._run_fixed, other._cache, self.device, self._fixed.mode)
+        return other
 
     @property
     def weights_bytes(self) -> int:
