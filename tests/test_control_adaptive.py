@@ -324,7 +324,7 @@ def asked_in_a_batch(chance):
     controller = started(Adaptive(4), {size: flat(size) for size in range(1, 41)})
     asked = {"anybody": 0, "dear": 0}
     for step in range(300):
-        rows = [Row(min(step, 4) * 8 + i, [0] * (200 + step), 1, SamplingParams(), 0, sampler=None) for i in range(8)]
+        rows = [Row(min(step, 4) * 8 + i, [0] * 200, 1, SamplingParams(), 0, sampler=None) for i in range(8)]
         limits = controller.limits(rows)
         drafts = [Draft() for _ in rows]
         if any(limit.nodes for limit in limits):
@@ -333,7 +333,7 @@ def asked_in_a_batch(chance):
             limits = controller.beside("dear", rows, limits, [cheap])
             asks = limits[0].of("dear").nodes > 0
             asked["dear"] += asks
-            took = 0.015 if step < 4 else 0.0002
+            took = 0.025 if step < 4 else 0.0002
             dear = [Offers("dear", [2], [-1], [chance], seconds=took) if asks else Offers("dear") for _ in rows]
             drafts = controller.choose(rows, list(zip(cheap, dear, strict=True)), limits)
         verdict = Verdict([2, 0], [0]) if chance > 0.5 else Verdict([0], [])
