@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <exception>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -86,12 +87,11 @@ class PyHead {
     head_->forward(pass);
   }
 
-  // The same, left to an idle thread until `finish`.
-  void start(const Arrays& arrays, const Matrix& given, bool fresh, bool store, const Ids& wanted,
-             const Results& results) {
+  // A pass over fresh features that are stored, left to an idle thread until `finish`.
+  void start(const Arrays& arrays, const Matrix& given, const Ids& wanted, const Results& results) {
     const Turn turn(busy_);
     check(!begun_, "a pass that was begun has not been finished");
-    const slip::HeadPass pass = checked(arrays, given, fresh, store, wanted, results);
+    const slip::HeadPass pass = checked(arrays, given, true, true, wanted, results);
     begun_.emplace(arrays, given, wanted, results);
     begun_->aside.work = [this, pass] { head_->forward(pass); };
     slip::Pool::instance().start(begun_->aside);
@@ -104,7 +104,9 @@ class PyHead {
       const slip::WithoutGil release;
       slip::Pool::instance().finish(begun_->aside);
     }
+    const std::exception_ptr error = begun_->aside.error;
     begun_.reset();
+    if (error) std::rethrow_exception(error);
   }
 
  private:
@@ -191,7 +193,6 @@ void bind_head(nb::module_& m) {
       .def("rope", &PyHead::rope, nb::arg("cos"), nb::arg("sin"))
       .def("forward", &PyHead::forward, nb::arg("arrays"), nb::arg("given"), nb::arg("fresh"), nb::arg("store"),
            nb::arg("wanted"), nb::arg("results"))
-      .def("start", &PyHead::start, nb::arg("arrays"), nb::arg("given"), nb::arg("fresh"), nb::arg("store"),
-           nb::arg("wanted"), nb::arg("results"))
+      .def("start", &PyHead::start, nb::arg("arrays"), nb::arg("given"), nb::arg("wanted"), nb::arg("results"))
       .def("finish", &PyHead::finish);
 }

@@ -73,6 +73,28 @@ template <class F> void wait_until(F&& ended) {
   }
 }
 
+// Whether this thread is at a range of a job or at work left aside: it must not wait for others then.
+thread_local bool is_inside = false;
+
+class Inside {
+ public:
+  Inside() : before_(is_inside) { is_inside = true; }
+  ~Inside() { is_inside = before_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  bool before_;
+};
+
+void attempt(Pool::Aside& aside) {
+  try {
+    aside.work();
+  } catch (...) {
+    aside.error = std::current_exception();
+  }
+}
+
 }  // namespace
 
 FpScope::FpScope() : saved_(read_mode()) {
@@ -96,6 +118,7 @@ struct alignas(64) Pool::Impl {
   std::atomic<bool> stop{false};
   std::atomic<bool> busy{false};
   std::atomic<Aside*> aside{nullptr};  // work that nobody has begun
+  std::atomic<int> begun{0};           // threads that may be at such work
   std::vector<std::thread> workers;
   uint32_t fork_epoch = fork_count.load();
 
@@ -111,7 +134,10 @@ struct alignas(64) Pool::Impl {
       const uint64_t take = std::max<uint64_t>(1, left / (2 * static_cast<uint64_t>(threads.load(std::memory_order_relaxed))));
       const uint64_t begin = next_of(word);
       if (!claim.compare_exchange_weak(word, word + take, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      body(object, static_cast<int64_t>(begin) * size, std::min(n, static_cast<int64_t>(begin + take) * size));
+      {
+        const Inside inside;
+        body(object, static_cast<int64_t>(begin) * size, std::min(n, static_cast<int64_t>(begin + take) * size));
+      }
       done.fetch_add(take, std::memory_order_release);
       word = claim.load(std::memory_order_acquire);
     }
@@ -121,10 +147,23 @@ struct alignas(64) Pool::Impl {
 
   void work_aside() {
     if (aside.load(std::memory_order_relaxed) == nullptr) return;
+    begun.fetch_add(1);  // before it is taken: whoever finds nothing to take sees that somebody is at it
     if (Aside* mine = aside.exchange(nullptr)) {
-      mine->work();
-      mine->done.store(true, std::memory_order_release);
+      const Inside inside;
+      attempt(*mine);
+      mine->state.store(Aside::State::done, std::memory_order_release);
     }
+    begun.fetch_sub(1);
+  }
+
+  // Before a job: nobody may be kept by work left aside, or the job would go without them.
+  void settle_aside() {
+    if (aside.load(std::memory_order_relaxed) != nullptr)
+      if (Aside* mine = aside.exchange(nullptr)) mine->state.store(Aside::State::taken_back, std::memory_order_release);
+    if (begun.load() != 0) wait_until([&] {
+      work();
+      return begun.load() == 0;
+    });
   }
 
   void worker() {
@@ -210,10 +249,9 @@ void Pool::run(int64_t n, Task task, void* self) {
   if (n <= 0) return;
   const FpScope mode;
   Impl& impl = *impl_.load();
-  if (n == 1 || impl.threads.load(std::memory_order_relaxed) == 1 || impl.busy.exchange(true, std::memory_order_acquire)) {
-    task(self, 0, n);
-    return;
-  }
+  if (n == 1 || impl.threads.load(std::memory_order_relaxed) == 1) return task(self, 0, n);
+  if (!is_inside) impl.settle_aside();
+  if (impl.busy.exchange(true, std::memory_order_acquire)) return task(self, 0, n);
   if (static_cast<int>(impl.workers.size()) + 1 != impl.threads.load(std::memory_order_relaxed)) impl.start_workers();
   const int64_t unit = (n + static_cast<int64_t>(kField) - 1) / static_cast<int64_t>(kField);
   const uint64_t tasks = static_cast<uint64_t>((n + unit - 1) / unit);
@@ -233,7 +271,8 @@ void Pool::run(int64_t n, Task task, void* self) {
 void Pool::start(Aside& aside) {
   Impl& impl = *impl_.load();
   Aside* none = nullptr;
-  aside.done.store(false, std::memory_order_relaxed);
+  aside.error = nullptr;
+  aside.state.store(Aside::State::left, std::memory_order_relaxed);
   const bool left = impl.threads.load() > 1 && impl.aside.compare_exchange_strong(none, &aside);
   aside.pool = left ? &impl : nullptr;
   if (left) impl.wake_all();
@@ -244,11 +283,12 @@ void Pool::finish(Aside& aside) {
   Aside* mine = &aside;
   const FpScope mode;
   // In the child of a fork whoever took it stayed behind: it is done again from the beginning.
-  if (aside.pool != impl || impl->aside.compare_exchange_strong(mine, nullptr)) return aside.work();
+  if (aside.pool != impl || impl->aside.compare_exchange_strong(mine, nullptr)) return attempt(aside);
   wait_until([&] {
     impl->work();  // its own jobs
-    return aside.done.load(std::memory_order_acquire);
+    return aside.state.load(std::memory_order_acquire) != Aside::State::left;
   });
+  if (aside.state.load(std::memory_order_relaxed) == Aside::State::taken_back) attempt(aside);
 }
 
 namespace {

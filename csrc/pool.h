@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <type_traits>
 
@@ -34,10 +35,12 @@ class Pool {
   // Takes effect at the next job. 1 <= n <= 256.
   void set_threads(int n);
 
-  // Work that an idle thread may do while the caller goes on. It must not throw and must outlive `finish`.
+  // Work that an idle thread may do while the caller goes on. It must outlive `finish`; what it throws is `error` then.
   struct Aside {
+    enum class State { left, taken_back, done };
     std::function<void()> work;
-    std::atomic<bool> done{false};
+    std::exception_ptr error;
+    std::atomic<State> state{State::left};
     const void* pool = nullptr;  // where it lies for others to take, null when nowhere
   };
   // Leaves work for an idle thread; where there is none it waits for `finish`.
@@ -47,7 +50,8 @@ class Pool {
 
   // Runs fn(begin, end) over ranges that cover [0, n) exactly once, on several threads; returns when all are done.
   // fn must not throw. When the pool is busy with another caller's job (or fn itself calls parallel_for) the
-  // job runs on the calling thread alone.
+  // job runs on the calling thread alone. Work left aside gives way: what has begun is helped to its end first, what has
+  // not waits for `finish`.
   template <class F> void parallel_for(int64_t n, F&& fn) {
     using Body = std::remove_reference_t<F>;
     run(n, [](void* self, int64_t begin, int64_t end) { (*static_cast<Body*>(self))(begin, end); },

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from slipstream import kernels
 from slipstream.core.errors import InputError
 from slipstream.kernels import measure, native
 
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
 pytestmark = pytest.mark.skipif(native.core is None, reason="built without a compiler")
 
 
@@ -280,3 +282,22 @@ def test_a_process_that_ends_while_a_thread_computes_ends_in_peace():
     for count in ("1", "2", "3"):
         done = python(ENDS_IN_A_KERNEL, SLIPSTREAM_THREADS=count)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("planted", [False, True])
+def test_planted_jobs_beside_work_left_aside_are_seen(tmp_path, planted):
+    """Nor may what such work throws end the process. Planted: jobs that begin whatever was left aside."""
+    source = (CSRC / "pool.cpp").read_text()
+    if planted:
+        source, before = source.replace("if (!is_inside) impl.settle_aside();", ""), source
+        assert source != before
+    (tmp_path / "pool.cpp").write_text(source)
+    command = ["g++", "-std=c++20", "-O1", "-pthread", f"-I{CSRC}", tmp_path / "pool.cpp", "-x", "c++", "-"]
+    check = (CSRC / "check" / "pool_aside.cpp").read_text().replace("../pool.h", "pool.h")
+    subprocess.run([*command, "-o", tmp_path / "check"], input=check, text=True, check=True, timeout=120)
+    done = subprocess.run([tmp_path / "check"], capture_output=True, text=True, timeout=60, check=False)
+    thrown, beside, undone = (int(part.split()[0]) for part in done.stdout.split(","))
+    assert (thrown, undone) == (200, 0)
+    assert (beside > 0) == planted == (done.returncode != 0)

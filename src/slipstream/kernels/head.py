@@ -73,7 +73,7 @@ class CompiledHead:
     def start(self, rows: Pass, given: NDArray[np.float32], wanted: NDArray[np.int32]) -> None:
         """Begin a pass; see `EagleHead.start`."""
         arrays, made = self._arrays(rows, len(wanted))
-        self._core.start(arrays, given, True, True, wanted, made)
+        self._core.start(arrays, given, wanted, made)
         self._begun = Made(*made)
 
     def finish(self) -> Made:
