@@ -63,7 +63,7 @@ class SlotTarget:
         self.cache[copy] = self.cache[slot][:length]
         return copy
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> None:
+    def prefill(self, slot: int, tokens: Sequence[int], last: int | None = None) -> None:
         assert len(self.cache[slot]) + len(tokens) < self.max_context
         self.require(len(tokens))
         self.prefilled += len(tokens)

@@ -310,7 +310,7 @@ def test_ctrl_c_stops_the_reading_of_a_prompt(capsys, monkeypatch):
     monkeypatch.setattr("slipstream.engine.engine.FEWEST_TOKENS", 4)
     passes, original = [], beds.TableTarget.prefill
 
-    def prefill(self, slot, tokens):
+    def prefill(self, slot, tokens, last=None):
         passes.append(len(tokens))
         if len(passes) == 2:
             os.kill(os.getpid(), signal.SIGINT)

@@ -84,7 +84,7 @@ def test_settings_become_drafters():
         return beds.TableTransformer()
 
     made = build(parse("lookup,auto,lookahead,model:small"), Materials(vocab_size=16, load_model=load))
-    assert [drafter.name for drafter in made] == ["lookup", "suffix", "recycling", "lookahead", "model", "grammar"]
+    assert [drafter.name for drafter in made] == ["grammar", "lookup", "suffix", "recycling", "lookahead", "model"]
     assert loaded == ["small"]
 
 

@@ -22,7 +22,7 @@ class Clocked(beds.TableTarget):
         super().__init__(TABLE, **settings)
         self.now, self.log = 0.0, []
 
-    def prefill(self, slot, tokens):
+    def prefill(self, slot, tokens, last=None):
         super().prefill(slot, tokens)
         self.now += 1e-3 * len(tokens)
         self.log.append((slot, len(tokens), self.now))

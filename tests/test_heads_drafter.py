@@ -69,8 +69,9 @@ def test_a_head_that_fits_saves_passes(fitting, shape):
 
 
 @pytest.mark.parametrize("name", ["eagle3", "eagle3-ours", "eagle3-two", "eagle1"])
-def test_fault_15_the_cache_of_a_head_holds_the_targets_features(name, fitting):
+def test_fault_15_the_cache_of_a_head_holds_the_targets_features(name, fitting, monkeypatch):
     """After an answer full of drafts it equals that of a head which read the whole text at once."""
+    monkeypatch.setattr("slipstream.drafters.heads.cache.LOOK_BACK", 400)
     head = fitting if name == "eagle3" else head_beds.head(name)
     layers = LAYERS if name == "eagle3" else (0, 1, 2) if "eagle3" in name else (4,)
     drafter, target = drafter_of(head), target_of(layers)
@@ -107,6 +108,19 @@ def test_a_head_reads_the_end_of_a_prompt_and_nothing_before_it_is_asked(fitting
         drafter.observe([seen])
     assert len(memory.places) == LOOK_BACK + 1
     assert memory.unread == 2
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_first_level_is_begun_for_rows_that_go_on(fitting, ended):
+    drafter, row = drafter_of(fitting), row_of(PROMPT)
+    joined(drafter, row)
+    drafter.propose([row], [Limit(4, 2, 2)])
+    row.tokens.append(4)
+    target = target_of()
+    features = target.prefill(target.open(), row.tokens[-2:-1])
+    drafter.observe([Observation(row, Draft(), Verdict([4], []), np.zeros((1, VOCAB), np.float32), features, ended)])
+    assert len(drafter._begun) == (not ended)
+    drafter.end(row)
 
 
 def test_planted_features_of_the_wrong_rows_are_seen(fitting):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import beds
 import native_beds
@@ -64,6 +65,20 @@ def test_drafters_see_the_features_of_every_committed_token():
     assert start == 0
     assert native_beds.same_bits(found, wanted)
     assert watcher.begun == watcher.ended == [0]
+
+
+@pytest.mark.parametrize("pace", [4, 300])
+def test_of_a_prompt_the_features_are_shown_that_a_drafter_looks_back_to(pace, monkeypatch):
+    monkeypatch.setattr("slipstream.engine.reading.Pace.chunk", lambda *_: pace)
+    monkeypatch.setattr("slipstream.engine.engine.FEWEST_TOKENS", pace)
+    watcher, whole = Watcher(), Watcher()
+    watcher.looks_back = 6
+    for each in (watcher, whole):
+        engine = beds.engine(native_beds.target(features=LAYERS), [each], tokenizer=beds.letters(101))
+        beds.answer(engine, native_beds.tokens(290), max_tokens=3, ignore_eos=True)
+    start, found = shown(watcher.parts[0])
+    assert start == 289 - 6
+    assert native_beds.same_bits(found, shown(whole.parts[0])[1][start:])
 
 
 def test_a_reused_prefix_is_not_shown_again():

@@ -233,7 +233,7 @@ def test_a_failing_answer_raises_alone_and_is_marked_among_others(small, monkeyp
 def test_a_worker_answers_as_generate_does_and_drafters_can_be_loaded_anew(small):
     params = SamplingParams(max_tokens=30)
     with LLM("small", draft="suffix,model:small") as llm:
-        assert llm.drafters[:2] == ("suffix", "model")
+        assert llm.drafters == ("grammar", "suffix", "model")
         expected = llm.generate("Hello", params, speculation=False)[0].outputs[0].token_ids
         worker, ended = llm.worker(max_waiting=2), threading.Event()
         worker.start()

@@ -42,7 +42,7 @@ def test_the_description_knows_the_model(server):
     tokens = schemas["CompletionRequest"]["properties"]["stop_token_ids"]["anyOf"][0]["items"]
     assert tokens["maximum"] == 98
     names = schemas["SpeculationOption"]["properties"]["drafter"]["anyOf"][0]["enum"]
-    assert names == ["suffix", "recycling", "grammar"]
+    assert names == ["grammar", "suffix", "recycling"]
     assert "HTTPValidationError" not in schemas
 
 

@@ -129,7 +129,7 @@ class Adaptive:
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         floors = {name: self._floor(source, rows) for name, source in self.sources.items()}
         self._limit = Limit(self.max_nodes, depth, self.width, depths, floors=floors)
-        self._looks_left = LOOK_EVERY if all(source.free for source in heard) else 0
+        self._looks_left = LOOK_EVERY if self._cheap else 0
 
     def _rest(self, row: Row) -> Rest:
         return self._rests.setdefault(row.id, Rest())
@@ -165,8 +165,9 @@ class Adaptive:
 
     def _unread(self, name: str, rows: Sequence[Row]) -> int:
         """Tokens of these rows that came while a source was not asked for them."""
-        before, read = self._before.get(name, set()), self._read.get(name, {})
-        return sum(len(row.tokens) - read.get(row.id, 0) for row in rows if row.id not in before)
+        before, read, most = self._before.get(name, set()), self._read.get(name, {}), self._source(name).looks_back
+        new = [len(row.tokens) - read.get(row.id, 0) for row in rows if row.id not in before]
+        return sum(new if most is None else [min(tokens, most) for tokens in new])
 
     def _offered(self, rows: Sequence[Row], limits: Sequence[Limit], offers: Sequence[Sequence[Offers]]) -> Beside:
         """What of the offers so far is worth verifying."""
@@ -297,6 +298,7 @@ class Adaptive:
         paths = [self.merger.path(offer) for offer in own]
         now = self._now.get(source.name, set())
         asked = [row for row in rows if row.id in now]
+        source.looks_back = next((offer.looks_back for offer in own if offer.looks_back is not None), source.looks_back)
         source.saw(sum(offer.seconds for offer in own), paths, self._unread(source.name, asked))
         self._read.setdefault(source.name, {}).update((row.id, len(row.tokens)) for row in asked)
         return max(map(len, paths))

@@ -110,6 +110,8 @@ class Source:
         self._answers: list[int] = []
         self.usual = START_DEPTH
         """Depth that pays when it drafts alone."""
+        self.looks_back: int | None = None
+        """Most tokens that it reads of a row after a pause."""
         self.reading = 0.0
         """Seconds for a token that it has not read."""
         self.missed = 0.0

@@ -115,7 +115,7 @@ class Offers:
     q: as in Draft; present only when tokens were drawn at random from it (`drawn`).
     drawn: the tokens are random draws: classical verifiers then forbid dropping, re-ranking or merging them.
     features: per node, what the source knows about it (match length, noisy gap, ...), for calibration; may be empty.
-    seconds: this row's share of the time that drafting took.
+    seconds: this row's share of the time that drafting took. looks_back: as the drafter says it.
     """
 
     source: str
@@ -126,6 +126,7 @@ class Offers:
     drawn: bool = False
     features: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    looks_back: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -164,7 +165,7 @@ class Observation:
     """What one step showed about one row; drafters and controllers learn from it.
 
     logits: float32 [1 + nodes, vocab], row 0 for the anchor, row i + 1 for node i of the draft.
-    features: float32 [1 + nodes, features] when the target was asked for them.
+    features: float32 [1 + nodes, features] when the target was asked for them. ended: the row leaves after this step.
     """
 
     row: Row
@@ -172,6 +173,7 @@ class Observation:
     verdict: Verdict
     logits: NDArray[np.float32]
     features: NDArray[np.float32] | None = None
+    ended: bool = False
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ class Materials:
 
 
 def build(specs: Sequence[DraftSpec], given: Materials) -> list[Drafter]:
-    """The drafters themselves, and beside them the one that spells out what grammars force.
+    """The drafters themselves, and before them the one that spells out what grammars force.
 
     Raises InputError when a file or folder they need is not what it should be.
     """
@@ -115,7 +115,7 @@ def build(specs: Sequence[DraftSpec], given: Materials) -> list[Drafter]:
 
     made = [_MAKERS[spec.kind](spec.argument, given) for spec in specs]
     # Random draws are verified alone.
-    return [*made, Forced()] if made and not drawing(specs, given.classical) else made
+    return [Forced(), *made] if made and not drawing(specs, given.classical) else made
 
 
 def _lookup(_: str, given: Materials) -> Drafter:

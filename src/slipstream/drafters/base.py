@@ -20,6 +20,8 @@ class Drafter(Protocol):
     """
 
     name: str
+    looks_back: int | None = None
+    """Most tokens of a row that it reads when it is asked after a pause; None for all that it has not seen."""
 
     def wants(self, row: Row) -> bool:
         """Whether this row is of any interest; asked before it joins, and the same as long as it lives."""
@@ -53,6 +55,7 @@ class ReadsFeatures(Protocol):
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """Tokens `start` .. of the row entered the target's cache: their features [tokens, width].
 
-        Comes before `begin`, part after part. What lies before the first part was in the cache of an earlier answer.
+        Comes before `begin`, part after part, from `looks_back` tokens before the end of the prompt on. What lies
+        before the first part is older than that or was in the cache of an earlier answer.
         A row that ends before it begins is ended like any other.
         """

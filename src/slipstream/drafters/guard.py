@@ -32,6 +32,7 @@ class Guard:
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.name, self.vocab_size = drafter, drafter.name, vocab_size
+        self.looks_back = drafter.looks_back
         self.asked = 0
         """Steps in which it was asked for some row."""
         self._rows: dict[int, Row] = {}
@@ -58,6 +59,11 @@ class Guard:
         self._in_a_row[row.id] = 0
         self._attempt([row], lambda: self.drafter.begin(row))
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether it works on the target's hidden states."""
+        return isinstance(self.drafter, ReadsFeatures)
+
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32]) -> None:
         """A part of the row's prompt was read; of interest to drafters that work on features."""
         drafter = self.drafter
@@ -80,7 +86,7 @@ class Guard:
         made = self._ask(list(asked.values()), own)
         share = (perf_counter() - started) / len(asked)
         for offer in made:
-            offer.seconds = share
+            offer.seconds, offer.looks_back = share, self.looks_back
         if len(made) == len(rows):
             return made
         offers = [Offers(self.name) for _ in rows]

@@ -79,7 +79,8 @@ class Batch:
             logits = output.logits[index]
             kept = emit(answer, draft, verdict, logits)
             features = output.features[index] if output.features else None
-            seen.append(Observation(answer.row, draft, kept, logits, features))
+            ended = answer.finish_reason is not None
+            seen.append(Observation(answer.row, draft, kept, logits, features, ended))
         return seen
 
     def charge(self, seconds: dict[str, float]) -> None:

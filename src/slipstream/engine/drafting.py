@@ -131,9 +131,19 @@ class Drafting:
             row.drafters = None if speculation.drafters is None else frozenset(speculation.drafters)
             row.speculate &= speculation.max_nodes != 0 and row.drafters != frozenset()
 
+    def features_wanted(self, row: Row) -> int | None:
+        """The last tokens of a row's prompt whose features are of any use; None for all."""
+        most = 0
+        for guard in self._asked(row):
+            if guard.reads_features:
+                if guard.looks_back is None:
+                    return None
+                most = max(most, guard.looks_back)
+        return most
+
     def prefilled(self, row: Row, start: int, features: NDArray[np.float32] | None) -> None:
-        """A part of the row's prompt was read, from position `start` on; features as the target was asked for them."""
-        if features is not None:
+        """A part of the row's prompt was read; features of its tokens from `start` on, as the target was asked."""
+        if features is not None and len(features):
             for guard in self._asked(row):
                 guard.prefilled(row, start, features)
 

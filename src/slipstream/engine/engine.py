@@ -219,7 +219,10 @@ class Engine:
             part = tokens[done : done + most]
             if part:
                 began = time.perf_counter()
-                self.drafting.prefilled(row, done, self.target.prefill(row.slot, part))
+                end, wanted = done + len(part), self.drafting.features_wanted(row)
+                last = None if wanted is None else max(0, min(len(part), wanted - (len(tokens) - end)))
+                features = self.target.prefill(row.slot, part, last)
+                self.drafting.prefilled(row, end - (len(part) if last is None else last), features)
                 self._pace.took(done, len(part), time.perf_counter() - began)
             if done + len(part) == len(tokens):
                 if request.progress is not None:

@@ -78,8 +78,11 @@ class Target(Protocol):
     def fork(self, slot: int, length: int) -> int:
         """A new slot that starts with the first `length` tokens of `slot`. Raises InputError when all are taken."""
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
-        """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
+    def prefill(self, slot: int, tokens: Sequence[int], last: int | None = None) -> NDArray[np.float32] | None:
+        """Append tokens to the cache without logits.
+
+        Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
+        """
 
     def forward(self, rows: Sequence[RowInput]) -> PassOutput:
         """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""

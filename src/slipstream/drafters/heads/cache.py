@@ -23,9 +23,9 @@ from slipstream.targets.slots import common_prefix
 
 SLOTS = 64
 """Texts remembered at once, those of running rows among them."""
-LOOK_BACK = 64
-"""Features that wait: the head of SmolLM2 guesses as well after the last 64 tokens of a prompt as after all. Parts are
-dropped whole, so there may be nearly twice as many."""
+LOOK_BACK = 32
+"""Features that wait at most: the head of SmolLM2 saves 2 % fewer passes after the last 32 tokens of a prompt than
+after all of it, and reads them in half the time of 64."""
 KEPT = 4
 """Finished texts that stay for prompts that begin alike."""
 
@@ -54,8 +54,13 @@ class Memory:
         self.waiting.append(np.asarray(last if len(last) == len(features) else last.copy(), np.float32))
         self.unread += len(last)
         self.next = start + len(features)
-        while self.unread - len(self.waiting[0]) >= LOOK_BACK:
-            self.unread -= len(self.waiting.pop(0))
+        while (excess := self.unread - LOOK_BACK) > 0:
+            dropped = min(excess, len(self.waiting[0]))
+            self.unread -= dropped
+            if dropped == len(self.waiting[0]):
+                self.waiting.pop(0)
+            else:
+                self.waiting[0] = self.waiting[0][dropped:]
 
     def take(self, count: int) -> tuple[NDArray[np.float32], list[int]]:
         """The first `count` waiting features [count, width], and the tokens that follow theirs; they become entries."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slipstream.core.tree import ANCHOR
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.heads.base import HeadDrafter
-from slipstream.drafters.heads.cache import Memories, Memory
+from slipstream.drafters.heads.cache import LOOK_BACK, Memories, Memory
 from slipstream.drafters.heads.candidates import candidates
 from slipstream.drafters.heads.tree import Growing
 from slipstream.drafters.heads.weights import eagle_weights, rope_of
@@ -60,7 +60,7 @@ class _Plan:
 class Eagle(HeadDrafter):
     """Drafts by a head of the EAGLE family. The target must give the features of the head's layers."""
 
-    name = "eagle"
+    name, looks_back = "eagle", LOOK_BACK
 
     def __init__(self, head: Head, target: TargetParts, vocab_size: int, max_context: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size
@@ -118,7 +118,8 @@ class Eagle(HeadDrafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         """Features of the committed tokens wait for the next draft; those of the head's own guesses are gone.
 
-        Rows asked for in this step will be in the next one: their first level is begun, an idle thread goes on with it.
+        Rows asked for in this step will be in the next one, if they go on: their first level is begun, an idle thread
+        goes on with it.
         """
         self._settle()
         for seen in observations:
@@ -128,7 +129,8 @@ class Eagle(HeadDrafter):
                 kept = seen.features[[0, *(node + 1 for node in path)][:count]] if path else seen.features[:1].copy()
                 memory.add(len(seen.row.tokens) - count - 1, kept)
         asked, self._asked = self._asked, set()
-        self._begin([seen.row for seen in observations if seen.row.id in asked])
+        if asked:
+            self._begin([seen.row for seen in observations if seen.row.id in asked and not seen.ended])
 
     def end(self, row: Row) -> None:
         """The row leaves; what was read of it stays for prompts that begin alike."""

@@ -37,7 +37,7 @@ class _Seen:
 class Medusa(HeadDrafter):
     """Drafts by Medusa heads. The target must give the features that leave its last layer."""
 
-    name = "medusa"
+    name, looks_back = "medusa", 1
 
     def __init__(self, head: Head, target: TargetParts, vocab_size: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size

@@ -133,17 +133,24 @@ class NativeTarget:
         """A new slot that starts with the first `length` tokens of `slot`; their memory is shared, not copied."""
         return self._slots.fork(slot, length)
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
-        """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
+    def prefill(self, slot: int, tokens: Sequence[int], last: int | None = None) -> NDArray[np.float32] | None:
+        """Append tokens to the cache without logits.
+
+        Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
+        """
         self._check_tokens(tokens)
         self._slots.reserve(slot, self.length(slot) + len(tokens))
         ids = np.asarray(tokens, np.int32)
-        features = np.empty((len(ids), self.features_width), np.float32) if self.features_width else None
+        before = 0 if last is None else len(ids) - last  # tokens whose features nobody wants
+        first = before // PREFILL_ROWS * PREFILL_ROWS
+        width = 0 if last == 0 else self.features_width
+        features = np.empty((len(ids) - first, width), np.float32) if width else None
         self._pending = []
         for start in range(0, len(ids), PREFILL_ROWS):
             part = ids[start : start + PREFILL_ROWS]
-            self._store(slot, part, None if features is None else features[start : start + len(part)])
-        return features
+            kept = None if features is None or start < first else features[start - first :][: len(part)]
+            self._store(slot, part, kept)
+        return None if features is None else features[before - first :]
 
     def _store(self, slot: int, tokens: NDArray[np.int32], features: NDArray[np.float32] | None) -> None:
         """One pass over a chain of tokens whose keys and values go straight into the cache."""

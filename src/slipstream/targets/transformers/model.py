@@ -194,8 +194,11 @@ class TransformersTarget:
         with torch.inference_mode():
             return self._cache.fork(slot, length)
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> NDArray[np.float32] | None:
-        """Append tokens to the cache without logits; returns their features [tokens, width] when asked for at load."""
+    def prefill(self, slot: int, tokens: Sequence[int], last: int | None = None) -> NDArray[np.float32] | None:
+        """Append tokens to the cache without logits.
+
+        Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
+        """
         self._check_tokens(tokens)
         made = []
         self._pending = []
@@ -209,6 +212,8 @@ class TransformersTarget:
                 made.append(self._tap.take())
         if not self._tap.width:
             return None
+        if last is not None:
+            made = [torch.cat(made)[len(tokens) - last :]] if made else []
         return np.concatenate([part.cpu().numpy() for part in made] or [np.empty((0, self._tap.width), np.float32)])
 
     def forward(self, rows: Sequence[RowInput]) -> PassOutput:
