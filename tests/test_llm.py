@@ -244,7 +244,7 @@ def test_a_worker_answers_as_generate_does_and_drafters_can_be_loaded_anew(small
         worker.stop()
         assert len(small) == 3
         assert llm.generate("Hello", params)[0].outputs[0].token_ids == expected
-        with pytest.raises(InputError, match="drafter 'lookup' is not loaded; loaded: suffix, model"):
+        with pytest.raises(InputError, match="drafter 'lookup' is not loaded; loaded: grammar, suffix, model"):
             llm.reload("lookup")
 
 

@@ -234,7 +234,7 @@ def test_speculation_can_be_set_by_request(world, post):
             assert bool(answer["speculative_decoding"]["num_draft_tokens"]) == bool(drafters), setting
     error = post("/v1/completions", 400, speculation={"drafter": "magic"}, **asked).json()["error"]
     assert error["param"] == "speculation"
-    assert "loaded: suffix, recycling" in error["message"]
+    assert "loaded: grammar, suffix, recycling" in error["message"]
 
 
 def test_sources_of_a_stream_tell_who_drafted(world, post):

@@ -82,9 +82,10 @@ class Built:
 
     def drafter(self, name: str) -> Drafter:
         """A drafter of this name, loaded once more. Raises InputError when none was loaded before."""
-        for spec, loaded in zip(self.specs, self.engine.drafting.names, strict=False):
+        names = self.engine.drafting.names[-len(self.specs) :]  # what a grammar forces stands before them
+        for spec, loaded in zip(self.specs, names, strict=True):
             if loaded == name:
-                return build([spec], self.materials)[0]
+                return build([spec], self.materials)[-1]
         raise InputError(f"drafter {name!r} is not loaded; loaded: {', '.join(self.engine.drafting.names) or 'none'}")
 
 
