@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -193,6 +194,10 @@ def test_fault_24_a_bad_path_fails_at_start(tmp_path, monkeypatch):
     tokenizer = Counting()
     with pytest.raises(InputError, match="nowhere does not exist"):
         open_corpus(str(tmp_path / "nowhere"), tokenizer, 8)
+    with pytest.raises(InputError, match="does not exist"):
+        open_corpus("~nobody-of-this-name/texts", tokenizer, 8)
+    with pytest.raises(InputError, match="cannot be read"):
+        open_corpus(str(tmp_path / ("long" * 100)), tokenizer, 8)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(InputError, match="holds no text"):
         open_corpus(str(tmp_path / "nothing"), tokenizer, 8)
@@ -202,6 +207,14 @@ def test_fault_24_a_bad_path_fails_at_start(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_store, "MOST_BYTES", 2)
     with pytest.raises(InputError, match="at most 0 MB"):
         open_corpus(str(tmp_path / "nothing"), tokenizer, 8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text on this system")
+def test_a_name_that_is_no_text_names_a_corpus(tmp_path, home):
+    path = os.fsdecode(os.fsencode(tmp_path / "name") + b"\xff.txt")
+    with open(path, "w") as file:
+        file.write("abcabc")
+    assert len(open_corpus(path, Counting(), 8).words)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind this user")

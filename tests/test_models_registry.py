@@ -249,6 +249,7 @@ def test_names_are_resolved(index, tmp_path):
         ("./absent.gguf", "no such file"),
         ("absent.gguf", "no such file"),
         ("/nowhere/absent", "no such file"),
+        ("~nobody-of-this-name/absent", "no such file"),
         ("org/name", "slipstream pull org/name"),
     ],
 )

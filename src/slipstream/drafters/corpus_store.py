@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError, ModelError
 from slipstream.drafters.suffix_array import SuffixArray, suffix_array
-from slipstream.models.home import home, locked, make_folder
+from slipstream.models.home import home, locked, make_folder, typed
 from slipstream.models.progress import progress_bar
 
 FORMAT = 1
@@ -47,10 +47,10 @@ def open_corpus(path: str, tokenizer: Encoder, vocab_size: int) -> SuffixArray:
 
     vocab_size: ids below it are tokens; this id stands between files.
     """
-    root = Path(path).expanduser()
+    root = typed(path)
     files = list_files(root)
     identity = f"{FORMAT} {root.resolve()} {tokenizer.fingerprint()} {vocab_size}"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    name = hashlib.sha256(os.fsencode(identity)).hexdigest()[:24]  # names of files need not be text
     folder = home() / "corpus" / name
     try:
         with locked(f"corpus-{name}"):
@@ -63,12 +63,11 @@ def open_corpus(path: str, tokenizer: Encoder, vocab_size: int) -> SuffixArray:
 
 def list_files(root: Path) -> dict[str, list[int]]:
     """Files of text under a path, by relative name: their size and time of change. Raises InputError without any."""
-    if not root.exists():
-        raise InputError(f"corpus {root} does not exist; give a file or folder of text")
     found: dict[str, list[int]] = {}
-    paths = [root] if root.is_file() else sorted(_walk(root))
     try:
-        for path in paths:
+        if not root.exists():
+            raise InputError(f"corpus {root} does not exist; give a file or folder of text")
+        for path in [root] if root.is_file() else sorted(_walk(root)):
             state = path.stat()
             if state.st_size and (path == root or state.st_size <= LARGEST_FILE):
                 found[path.name if path == root else str(path.relative_to(root))] = [state.st_size, state.st_mtime_ns]

@@ -15,6 +15,7 @@ import numpy as np
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.config import ModelConfig, config_from_gguf, config_from_hf
 from slipstream.models.gguf_file import GGUFFile
+from slipstream.models.home import typed
 from slipstream.models.safetensors_file import SafetensorsFolder
 from slipstream.models.tensor import Tensor
 from slipstream.models.vocabulary import Vocabulary, hf_end_ids, vocabulary_from_gguf, vocabulary_from_hf
@@ -210,7 +211,7 @@ class FolderModel(ModelFile):
 
 def open_model(path: str | Path) -> ModelFile:
     """Open a GGUF file, a Hugging Face folder, or a folder that holds one GGUF file. Raises ModelError."""
-    place = Path(path).expanduser()
+    place = typed(path)
     if place.is_dir():
         if (place / "config.json").exists():
             return FolderModel(place)

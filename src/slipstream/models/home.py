@@ -13,7 +13,12 @@ from slipstream.core.errors import ModelError
 def home() -> Path:
     """SLIPSTREAM_HOME, or ~/.cache/slipstream."""
     chosen = os.environ.get("SLIPSTREAM_HOME")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "slipstream"
+    return typed(chosen) if chosen else Path.home() / ".cache" / "slipstream"
+
+
+def typed(path: str | Path) -> Path:
+    """A path as somebody typed it, ~ included; the home of a user who is not known here stays as it was typed."""
+    return Path(os.path.expanduser(path))
 
 
 def models_folder() -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.core.errors import ModelError
 from slipstream.models import hub, packages
 from slipstream.models.files import open_model
-from slipstream.models.home import models_folder
+from slipstream.models.home import models_folder, typed
 from slipstream.models.progress import progress_bar
 
 
@@ -38,7 +38,7 @@ def resolve(name_or_path: str | Path) -> Path:
         if packages.is_complete(packaged):
             return packaged.path
         raise ModelError(f"{text} is not on this machine yet; fetch it with `slipstream pull {text}`")
-    path = Path(text).expanduser()
+    path = typed(text)
     if path.exists():
         return path
     if hub.is_hub_id(text) and hub.hub_folder(text).is_dir():

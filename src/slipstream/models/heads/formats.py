@@ -17,6 +17,7 @@ from slipstream.models.heads import eagle, medusa, own, speculators
 from slipstream.models.heads.head import Head
 from slipstream.models.heads.layout import Rows, Written
 from slipstream.models.heads.weights import Weights, read_safetensors, read_weights, write_safetensors
+from slipstream.models.home import typed
 from slipstream.models.safetensors_file import SINGLE
 
 FORMATS = ("slipstream", "speculators", "eagle3", "medusa")
@@ -27,7 +28,7 @@ EXTRA = "slipstream.extra"
 
 def read_head(path: str | Path) -> Head:
     """The head in a folder, checked against its own settings. Raises ModelError or UnsupportedError."""
-    folder = Path(path).expanduser()
+    folder = typed(path)
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():
@@ -76,7 +77,7 @@ def write_head(
         written = medusa.write(head)
     else:
         written = (speculators if format_name == "speculators" else eagle).write(head, rows)
-    with new_folder(Path(path).expanduser()) as folder:
+    with new_folder(typed(path)) as folder:
         _save(folder, written, medusa.FILE if format_name == "medusa" else SINGLE)
         if check is not None:
             check(read_head(folder))

@@ -9,6 +9,7 @@ from slipstream.core.errors import ModelError
 from slipstream.models.files import read_json
 from slipstream.models.heads import own
 from slipstream.models.heads.config import HeadConfig
+from slipstream.models.home import typed
 
 if TYPE_CHECKING:
     from slipstream.models.files import ModelFile
@@ -25,7 +26,7 @@ def names() -> list[str]:
 
 def place_of(argument: str) -> Path:
     """The folder of a head: a path, or the name of a shipped one. Raises ModelError."""
-    path = Path(argument).expanduser()
+    path = typed(argument)
     if not path.exists() and argument in names():
         return FOLDER / argument
     if not path.exists():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.core.errors import InputError, ModelError
+from slipstream.models.home import typed
 from slipstream.targets.transformers.require import require_supported
 
 if TYPE_CHECKING:
@@ -92,6 +93,6 @@ def load_model(model: str | Path | ModelFile, placement: Placement) -> tuple[Any
 def _source(model: str | Path | ModelFile) -> tuple[Path, str, Sequence[int]]:
     """Path, name and padding ids. What is no file here is left to transformers as the id of a hub."""
     if isinstance(model, (str, Path)):
-        path = Path(model).expanduser()
+        path = typed(model)
         return (path, path.name, ()) if path.exists() else (Path(model), str(model), ())
     return model.path, model.name, model.config.padding_ids
