@@ -87,7 +87,24 @@ def test_answers_are_those_of_plain_decoding_and_drafts_stand(params, shape):
         assert output.speculation.drafter_failures == 0
         if not params:
             assert output.speculation.draft_acceptance_rate > 0.5
+    made.forget()
     assert len(model.free) == 8, "its slots are free again"
+
+
+def test_the_next_turn_of_a_chat_reads_only_what_is_new():
+    table, theirs = pair()
+    model = beds.TableTarget(theirs)
+    made = beds.engine(beds.TableTarget(table), [Translated(model, 261, OURS, THEIRS)], 5, tokenizer=OURS)
+    first = tokens_of("the end of the day " * 10)
+    answer = beds.answer(made, first, max_tokens=30)
+    read = model.prefilled
+    second = [*first, *answer.token_ids, *tokens_of(" and the e")]
+    output = beds.answer(made, second, max_tokens=30)
+    plain = beds.answer(beds.engine(beds.TableTarget(table), tokenizer=OURS), second, max_tokens=30)
+    assert output.token_ids == plain.token_ids
+    assert output.speculation.num_accepted_draft_tokens > 0
+    assert read > 100
+    assert model.prefilled - read < 40, "the new text and the end of the old"
 
 
 def test_an_unfinished_character_is_finished_in_target_tokens():

@@ -49,10 +49,10 @@ class Mirror:
         """Bytes at the end that are not a whole character yet."""
         return bytes(self.data[self.ends[-1] if self.ends else 0 :])
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Take in the target tokens from `read` on; `tokens` are all of the row's."""
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Take in the target tokens from `read` on; `tokens` are all of the row's. Returns how many first ids stay."""
         if self.read == len(tokens):
-            return
+            return len(self.ids)
         for token in tokens[self.read :]:
             raw = self.ours.token_bytes(token)
             if self.ours.is_control(token):
@@ -63,6 +63,7 @@ class Mirror:
         keep = 0 if first else self._boundary()
         del self.ids[keep:], self.ends[keep:]
         self._encode(self.ends[-1] if self.ends else 0)
+        return keep
 
     def _boundary(self) -> int:
         """Tokens that stay: all but the last LOOK_BACK, and then back to one after which a word or line begins."""

@@ -15,9 +15,10 @@ from slipstream.core.tree import chain
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.retokenize import Mirror, Words, whole_characters
-from slipstream.drafters.small_model import READ_IN_PASS, same_noise_chances
+from slipstream.drafters.small_model import KEPT, READ_IN_PASS, same_noise_chances
 from slipstream.kernels import sampling as kernels
 from slipstream.targets.base import RowInput, Target
+from slipstream.targets.slots import SlotPool
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,11 +37,15 @@ UNFINISHED = 0.7
 
 @dataclass(slots=True)
 class _State:
-    """One row: its text in the draft model's tokens, and what the model's cache holds."""
+    """One row: its text in the draft model's tokens, and what the model's cache holds.
+
+    same: leading tokens in which both are known to agree.
+    """
 
     slot: int
     mirror: Mirror
-    cached: list[int] = field(default_factory=list)
+    cached: list[int]
+    same: int
 
 
 @dataclass(slots=True)
@@ -60,8 +65,8 @@ class _Plan:
 class Translated(Drafter):
     """Drafts a chain with a model whose tokens differ from the target's.
 
-    model: any target; its slots belong to this drafter. ours, theirs: tokenizers of the target and of the model.
-    vocab_size: the target's.
+    model: any target; its slots belong to this drafter, which keeps those of the last rows for texts that begin alike,
+    such as the next turn of a chat. ours, theirs: tokenizers of the target and of the model. vocab_size: the target's.
     """
 
     name = "model"
@@ -69,10 +74,16 @@ class Translated(Drafter):
     def __init__(self, model: Target, vocab_size: int, ours: Words, theirs: Words) -> None:
         self.model, self.vocab_size, self.ours, self.theirs = model, vocab_size, ours, theirs
         self._rows: dict[int, _State] = {}
+        self._slots = SlotPool(model, KEPT)
 
     def begin(self, row: Row) -> None:
         """A row joins; its tokens are read when first asked for. Raises InputError when all slots are taken."""
-        self._rows[row.id] = _State(self.model.open(), Mirror(self.ours, self.theirs))
+        mirror = Mirror(self.ours, self.theirs)
+        mirror.extend(row.tokens)
+        cached = list(mirror.ids)  # the pool's list too: it follows the cache from here on
+        slot, shared = self._slots.take(cached)
+        del cached[shared:]
+        self._rows[row.id] = _State(slot, mirror, cached, shared)
 
     def propose(self, rows: Sequence[Row], limits: Sequence[Limit]) -> list[Offers]:
         """One chain per row; empty for rows that have outgrown the model's context."""
@@ -94,27 +105,41 @@ class Translated(Drafter):
         """Nothing yet: the cache is cut back to the text when the row is asked for next."""
 
     def end(self, row: Row) -> None:
-        """The row leaves; its slot is free again."""
+        """The row leaves; its slot is kept for a while, unless a failure left it in an unknown state."""
         state = self._rows.pop(row.id, None)
-        if state is not None:
-            self.model.close(state.slot)
+        if state is None:
+            return
+        if self.model.length(state.slot) == len(state.cached):
+            self._roll_back(row, state)
+            self._slots.park(state.slot)
+        else:
+            self._slots.drop(state.slot)
+
+    def forget(self) -> None:
+        """Give back the slots that were kept."""
+        self._slots.forget()
+
+    def _roll_back(self, row: Row, state: _State) -> None:
+        """Take in the row's new text, and drop what is cached beyond its last token, or is no longer its beginning."""
+        stays, ids, cached = state.mirror.extend(row.tokens), state.mirror.ids, state.cached
+        most = max(0, min(len(cached), len(ids) - 1))
+        same = min(state.same, stays, most)
+        while same < most and cached[same] == ids[same]:
+            same += 1
+        if same < len(cached):
+            self.model.truncate(state.slot, same)
+            del cached[same:]
+        state.same = same
 
     def _plan(self, row: Row, limit: Limit, offers: Offers) -> _Plan | None:
-        """The row's text in the model's tokens; cached ones that are no longer its beginning are dropped."""
+        """The row's text in the model's tokens, read but for the end; None where there is no room for a draft."""
         state = self._rows[row.id]
-        state.mirror.extend(row.tokens)
+        self._roll_back(row, state)
         ids = state.mirror.ids
         depth = min(limit.depth, limit.nodes, MOST_DEPTH)
         if not ids or depth < 1 or len(ids) + depth + 1 >= self.model.max_context:
             return None
-        same = 0
-        most = min(len(state.cached), len(ids) - 1)  # the last token is read anew, for its logits
-        while same < most and state.cached[same] == ids[same]:
-            same += 1
-        if same < len(state.cached):
-            self.model.truncate(state.slot, same)
-            del state.cached[same:]
-        missing = ids[same:]
+        missing = ids[state.same :]
         if len(missing) > READ_IN_PASS:
             self.model.prefill(state.slot, missing[:-1])
             state.cached += missing[:-1]
