@@ -89,11 +89,12 @@ class Server:
         self.log.close()
 
 
-def deal(path: Path, rounds: int, size: int) -> list[list[Any]]:
-    """Conversations for so many rounds, none in two of them, all categories in each as far as they go."""
+def deal(path: Path, rounds: int, size: int, only: list[str]) -> list[list[Any]]:
+    """Conversations for so many rounds, none in two of them, all categories (or `only` these) as far as they go."""
     categories = defaultdict(list)
     for row in read_rows(path):
-        categories[row.category].append(row.messages)
+        if not only or row.category in only:
+            categories[row.category].append(row.messages)
     order = [row for rows in zip_longest(*categories.values()) for row in rows if row is not None]
     if len(order) < rounds * size:
         raise SystemExit(f"{path} has {len(order)} rows; {rounds} rounds of {size} need {rounds * size}")
@@ -148,6 +149,7 @@ def save(servers: list[Server], rounds: dict[str, list[dict[str, Any]]], options
         "concurrency": options.concurrency,
         "max_tokens": options.max_tokens,
         "rows_per_round": options.limit,
+        "only": options.only,
         "ratios": {name: values for name, values in ratios.items() if name != first},
         "rounds": rounds,
     }
@@ -159,13 +161,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", metavar="NAME=COMMAND")
     parser.add_argument("--rows", type=Path, required=True, help="lines with messages or turns, and a category")
+    parser.add_argument("--only", default="", help="these categories, with commas")
     parser.add_argument("--limit", type=int, default=24, help="rows of a round")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    dealt = deal(options.rows, options.repeats + 1, options.limit)
+    dealt = deal(options.rows, options.repeats + 1, options.limit, options.only.split(",") if options.only else [])
     logs = Path(tempfile.mkdtemp(prefix="serve_peers_"))
     print(f"logs: {logs}", flush=True)
     servers: list[Server] = []
