@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
+from slipstream import build
 from slipstream.control.fixed import Fixed
 from slipstream.core.params import SamplingParams
 from slipstream.core.tree import ANCHOR
@@ -94,6 +97,15 @@ class SmallFile:
         table[:, 96:98] = -30.0
         table[:, 98] -= 2.0
         return TableTarget(table, **settings)
+
+
+def small_models(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """From here on every model name is the small model, loaded by LLM; home: where the package keeps its files."""
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(home))
+    monkeypatch.setattr(build, "open_named", lambda name: SmallFile())
+    monkeypatch.setattr(
+        build, "load_target", lambda file, context, slots, *_: file.target(max_context=context or 400, slots=slots)
+    )
 
 
 def letters(vocab_size: int, end_ids: Sequence[int] = (), bos_id: int | None = None) -> Pieces:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import beds
-from slipstream import build as build_module
 from slipstream.bench import paired
 from slipstream.bench.settings import PLAIN, Answers, Task, measure, side_by_side, summary, table
 from slipstream.cli import main
@@ -126,13 +125,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(build_module, "open_named", lambda name: beds.SmallFile())
-    monkeypatch.setattr(
-        build_module,
-        "load_target",
-        lambda file, context, slots, *_: file.target(max_context=context or 400, slots=slots),
-    )
+    beds.small_models(monkeypatch, tmp_path / "home")
 
 
 def test_the_command_compares_settings_on_rows_of_ones_own(small, tmp_path, capsys):

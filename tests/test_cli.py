@@ -24,13 +24,7 @@ from slipstream.kernels import native
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     """Every known model is the small one."""
-    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(build_module, "open_named", lambda name: beds.SmallFile())
-    monkeypatch.setattr(
-        build_module,
-        "load_target",
-        lambda file, context, slots, *_: file.target(max_context=context or 400, slots=slots),
-    )
+    beds.small_models(monkeypatch, tmp_path / "home")
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:

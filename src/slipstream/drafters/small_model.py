@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError, NonFiniteError
-from slipstream.core.tree import ANCHOR, chain, reach_of
+from slipstream.core.tree import ANCHOR, reach_of
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.kernels import sampling as kernels
-from slipstream.targets.base import RowInput, Target
+from slipstream.targets.base import Target, read_on
 from slipstream.targets.slots import SlotPool
 from slipstream.verify import rules
 
@@ -170,12 +170,10 @@ class SmallModel(Drafter):
 
     def _pass(self, plans: Sequence[_Plan]) -> list[NDArray[np.float32]]:
         """Read each row's pending tokens; returns its logits after the last of them, float32 [vocab_size]."""
-        inputs = [RowInput(plan.state.slot, plan.pending[0], chain(plan.pending[1:])) for plan in plans]
-        output = self.model.forward(inputs)
-        self.model.commit([list(range(len(plan.pending) - 1)) for plan in plans])
+        made = read_on(self.model, [plan.state.slot for plan in plans], [plan.pending for plan in plans])
         for plan in plans:
             plan.state.ahead += plan.pending
-        return [self._fit(logits[-1]) for logits in output.logits]
+        return [self._fit(logits) for logits in made]
 
     def _fit(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits over the target's ids; ids this model's head lacks cannot be drawn."""

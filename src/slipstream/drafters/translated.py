@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipstream.core.tree import chain
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.retokenize import Mirror, Words, whole_characters
 from slipstream.drafters.small_model import KEPT, READ_IN_PASS, same_noise_chances
 from slipstream.kernels import sampling as kernels
-from slipstream.targets.base import RowInput, Target
+from slipstream.targets.base import Target, read_on
 from slipstream.targets.slots import SlotPool
 
 if TYPE_CHECKING:
@@ -148,12 +147,10 @@ class Translated(Drafter):
 
     def _pass(self, plans: Sequence[_Plan]) -> list[NDArray[np.float32]]:
         """Read each row's pending tokens; returns its logits after the last of them."""
-        inputs = [RowInput(plan.state.slot, plan.pending[0], chain(plan.pending[1:])) for plan in plans]
-        output = self.model.forward(inputs)
-        self.model.commit([list(range(len(plan.pending) - 1)) for plan in plans])
+        made = read_on(self.model, [plan.state.slot for plan in plans], [plan.pending for plan in plans])
         for plan in plans:
             plan.state.cached += plan.pending
-        return [logits[-1] for logits in output.logits]
+        return made
 
     def _grow(self, plan: _Plan, logits: NDArray[np.float32]) -> bool:
         """Add the likeliest token; True while the draft should become longer."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from slipstream.core.tree import Draft
+from slipstream.core.tree import Draft, chain
 from slipstream.core.types import Drawn, Row
 
 if TYPE_CHECKING:
@@ -89,3 +89,10 @@ class Target(Protocol):
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, per row of the last pass, the anchor and the nodes of this path (in depth order)."""
+
+
+def read_on(model: Target, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    """Append tokens to the cache of these slots in one pass; per slot the logits after the last one, [vocab]."""
+    output = model.forward([RowInput(slot, ids[0], chain(ids[1:])) for slot, ids in zip(slots, tokens, strict=True)])
+    model.commit([list(range(len(ids) - 1)) for ids in tokens])
+    return [logits[-1] for logits in output.logits]
