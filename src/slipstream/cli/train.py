@@ -77,7 +77,7 @@ def prompts(
 @commands.command("answers")
 def answers(
     target: Target,
-    prompts: Annotated[list[Path], typer.Option("--prompts", help="JSONL with prompt, question or messages.")],
+    prompts: Annotated[list[Path], typer.Option("--prompts", help="JSONL with messages, turns, prompt or question.")],
     out: Annotated[Path, typer.Option("--out", help="File of answers; an earlier run is gone on with.")],
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer at most.")] = 200,
     sampled: Annotated[float, typer.Option("--sampled", help="Share of answers drawn, the others greedy.")] = 0.25,

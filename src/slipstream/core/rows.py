@@ -63,7 +63,7 @@ def parse_row(line: str, place: str) -> PromptRow:
 
 def _content(found: dict[str, Any], place: str) -> list[Any] | str | dict[str, Any]:
     messages, turns, ids = (found.get(name) for name in ("messages", "turns", "prompt_token_ids"))
-    if isinstance(messages, list):
+    if isinstance(messages, list) and messages:
         return messages
     if isinstance(turns, list) and turns and isinstance(turns[0], str):
         return [{"role": "user", "content": turns[0]}]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
+from slipstream.core.rows import read_rows
 from slipstream.models.chat import chat_prompt
 
 if TYPE_CHECKING:
@@ -110,42 +111,15 @@ Report = Callable[[Progress], None]
 
 
 def read_prompts(paths: Sequence[Path]) -> list[Messages]:
-    """Conversations out of JSONL files whose rows have `messages`, `prompt` or `question`; repeated ones once.
+    """Conversations out of JSONL files of prompts; repeated ones once.
 
-    Raises InputError naming the file and the line, or where there are none.
+    Raises InputError naming the file and the line, or the file that holds none.
     """
     prompts: dict[str, Messages] = {}
     for path in paths:
-        for number, line in enumerate(_lines(path), 1):
-            if line.strip():
-                messages = _conversation(line, f"{path} line {number}")
-                prompts.setdefault(prompt_key(messages), messages)
-    if not prompts:
-        raise InputError(f"there are no prompts in {', '.join(map(str, paths))}")
+        for row in read_rows(path):
+            prompts.setdefault(prompt_key(row.messages), row.messages)
     return list(prompts.values())
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
-
-
-def _conversation(line: str, place: str) -> Messages:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{place} is not JSON: {error}") from None
-    found = row if isinstance(row, dict) else {}
-    if isinstance(found.get("messages"), list) and found["messages"]:
-        return list(found["messages"])
-    for name in ("prompt", "question"):
-        if isinstance(found.get(name), str) and found[name]:
-            return [{"role": "user", "content": found[name]}]
-    raise InputError(f"{place} needs messages (a list), a prompt or a question (text)")
 
 
 def prompt_key(messages: Messages) -> str:
