@@ -18,7 +18,14 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import chromium  # noqa: E402
 import serve_beds  # noqa: E402
 
-WIDTH, HEIGHT = 1280, 1080
+WIDTH, HEIGHT = 1200, 1090
+BEFORE = (
+    "Why is the sky blue?",
+    "Write a short story about a lighthouse keeper.",
+    "Explain in three sentences how a bicycle stays upright.",
+    "Write a poem about the sea.",
+)
+"""Conversations that have gone before, so that the charts have something to show."""
 QUESTIONS = (
     "Name five fruits and say in one sentence what is good about each.",
     "Now repeat that list, but in capital letters.",
@@ -32,6 +39,11 @@ def ask(browser: chromium.Browser, text: str) -> None:
     browser.wait("document.getElementById('stop').disabled")
 
 
+def rest(browser: chromium.Browser, seconds: float) -> None:
+    """Let the charts go on for a while."""
+    browser.run(f"new Promise(done => setTimeout(done, {1000 * seconds}))")
+
+
 def main() -> None:
     """A conversation, its last answer compared with plain decoding, and the picture."""
     executable = chromium.find()
@@ -41,11 +53,17 @@ def main() -> None:
         browser = chromium.Browser(executable, Path(folder))
         browser.open(f"{server.url}/", WIDTH, HEIGHT)
         browser.wait("document.querySelector('#drafters input')")
+        for question in BEFORE:
+            ask(browser, question)
+            browser.run("document.getElementById('clear').click()")
+            rest(browser, 3)
         for question in QUESTIONS:
             ask(browser, question)
+            rest(browser, 2)
+        browser.run("document.activeElement.blur()")
         browser.run("[...document.querySelectorAll('.message.assistant button')].at(-1).click()")
         browser.wait("document.querySelector('.message table') && document.getElementById('stop').disabled")
-        browser.run("new Promise(done => setTimeout(done, 2500))")  # the charts take in the last numbers
+        rest(browser, 2.5)
         browser.picture(HERE / "playground.png")
         browser.close()
 

@@ -103,6 +103,8 @@ class Browser:
     def open(self, url: str, width: int = 1280, height: int = 900, phone: bool = False) -> None:
         """Go to an address, in a window of this size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.call("Page.navigate", url="about:blank")  # the last page, whose server may be gone, asks for nothing more
+        self.wait("document.readyState === 'complete' && location.href === 'about:blank'")
         self.requests.clear()
         self.complaints.clear()
         self.call("Page.navigate", url=url)

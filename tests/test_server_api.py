@@ -103,6 +103,7 @@ def test_the_shape_of_a_completion(world, post):
         "num_spec_steps", "acceptance_histogram", "speedup_estimate",
     }  # fmt: skip
     assert needed <= set(answer["speculative_decoding"])
+    assert answer["speculative_decoding"]["decode_s"] > 0
 
 
 def test_the_shape_of_a_chat_stream(post):

@@ -129,7 +129,8 @@ def statistics(results: Sequence[RequestOutput]) -> Json:
     outputs = [output for result in results for output in result.outputs]
     stats: list[Speculation] = [output.speculation for output in outputs]
     found = total(stats, [len(output.token_ids) for output in outputs]).as_dict()
-    return {name: found[name] for name in _STATISTICS}
+    decode_s = sum(result.timing.decode_s for result in results)
+    return {**{name: found[name] for name in _STATISTICS}, "decode_s": decode_s}
 
 
 def text_of(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:

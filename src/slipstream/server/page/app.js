@@ -67,12 +67,27 @@ function measure(message, plain) {
   if (plainRate === null && estimate && message.rate) plainRate = message.rate / estimate;
   const gain = plain ? 1 : message.rate && plainRate ? message.rate / plainRate : null;
   $("gain").textContent = gain ? times(gain) : "–";
-  const legend = [...message.counts].map(([source, count]) => {
-    const item = document.createElement("li");
-    if (source) item.className = colour(source);
+  origins([...message.counts].sort(([one], [other]) => (one === "") - (other === "")));
+}
+
+// How many tokens came from where: as a bar, and as its legend.
+function origins(counts) {
+  const made = (kind, source) => {
+    const part = document.createElement(kind);
+    if (source) part.className = colour(source);
+    return part;
+  };
+  const bar = counts.map(([source, count]) => {
+    const part = made("span", source);
+    part.style.flexGrow = count;
+    return part;
+  });
+  const legend = counts.map(([source, count]) => {
+    const item = made("li", source);
     item.textContent = `${source || "the target's own"} ${count}`;
     return item;
   });
+  $("share").replaceChildren(...bar);
   $("legend").replaceChildren(...legend);
 }
 
@@ -159,12 +174,12 @@ async function compare(body, message, button) {
   }
   if (plain.rate) plainRate = plain.rate;
   const same = plain.content === message.content;
-  const line = (name, one) => [name, one.perPass?.toFixed(2) ?? "–", one.rate?.toFixed(1) ?? "–"];
-  message.table(["", "tokens per pass", "tokens per second"], [line("speculative", message), line("plain", plain)]);
+  message.table({ speculative: message, plain });
   const gain = message.rate && plain.rate ? `, ${times(message.rate / plain.rate)} as fast` : "";
   message.note(same ? `same text as plain decoding${gain}` : "the text differs from plain decoding");
   $("status").textContent = same ? `Same text as plain decoding${gain}.` : "The text differs from plain decoding.";
   measure(message, false);
+  message.box.scrollIntoView({ block: "end" });
 }
 
 function checkbox(name) {

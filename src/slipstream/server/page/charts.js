@@ -2,7 +2,7 @@
 
 import { metrics } from "./api.js";
 
-const EVERY_MS = 2000;
+const EVERY_MS = 1000;
 const KEPT = 60;
 const WIDTH = 150;
 const HEIGHT = 48;
@@ -20,12 +20,17 @@ const DRAFTED = "slipstream_spec_decode_num_draft_tokens_total";
 const ACCEPTED = "slipstream_spec_decode_num_accepted_tokens_total";
 const CHARTS = [
   { title: "tokens/s", show: (value) => value.toFixed(1), read: [rate("slipstream_generation_tokens_total")] },
+  {
+    title: "tokens per pass", show: (value) => value.toFixed(2),
+    read: [per("slipstream_generation_tokens_total", "slipstream_decode_steps_total")],
+  },
   { title: "acceptance", show: (value) => `${whole(100 * value)} %`, read: [per(ACCEPTED, DRAFTED)], top: 1 },
   {
     title: "running, waiting", show: whole,
     read: [level("slipstream_requests_running"), level("slipstream_requests_waiting")],
   },
   { title: "KV cache", show: (value) => `${(100 * value).toFixed(1)} %`, read: [level("slipstream_kv_cache_usage_ratio")], top: 1 },
+  { title: "speed-up", show: (value) => `${value.toFixed(2)}×`, read: [level("slipstream_speedup_estimate")] },
 ];
 
 function element(kind, attributes = {}) {

@@ -1,6 +1,7 @@
 // A message of the conversation, and what is known about where its tokens came from. Text is only ever set as text.
 
 const SLOTS = 8;
+const SHORTEST_S = 0.1; // What comes within this time comes together and tells no speed.
 const slots = new Map();
 
 // Every source keeps its colour while the page is open; the target's own tokens have none.
@@ -60,10 +61,12 @@ export class Message {
     return this.passes ? this.tokens / this.passes : null;
   }
 
-  // Tokens per second after the first ones.
+  // Tokens per second: as the server has timed it or, until it says so, as they come here after the first ones.
   get rate() {
+    const decode = this.statistics?.decode_s;
+    if (decode) return this.tokens / decode;
     const seconds = this.firstAt === null ? 0 : (this.lastAt - this.firstAt) / 1000;
-    return seconds > 0 ? (this.tokens - this.firstTokens) / seconds : null;
+    return seconds > SHORTEST_S ? (this.tokens - this.firstTokens) / seconds : null;
   }
 
   working(is) {
@@ -92,16 +95,23 @@ export class Message {
     this.box.append(this.foot);
   }
 
-  table(head, rows) {
+  // Answers beside each other, by name: a bar for the speed of each, and their numbers.
+  table(answers) {
     const made = document.createElement("table");
-    [head, ...rows].forEach((cells, place) => {
+    const fastest = Math.max(...Object.values(answers).map((one) => one.rate ?? 0), 1e-9);
+    for (const [name, one] of Object.entries(answers)) {
       const line = made.insertRow();
-      for (const cell of cells) {
-        const box = document.createElement(place ? "td" : "th");
-        box.textContent = cell;
-        line.append(box);
-      }
-    });
-    this.box.append(made);
+      const head = document.createElement("th");
+      head.scope = "row";
+      head.textContent = name;
+      const bar = document.createElement("div");
+      bar.className = `speed ${name}`;
+      bar.style.width = `${(100 * (one.rate ?? 0)) / fastest}%`;
+      line.append(head);
+      line.insertCell().append(bar);
+      line.insertCell().textContent = one.rate ? `${one.rate.toFixed(1)} tokens/s` : "–";
+      line.insertCell().textContent = one.perPass ? `${one.perPass.toFixed(2)} per pass` : "–";
+    }
+    this.foot.before(made);
   }
 }
