@@ -331,7 +331,7 @@ def asked_in_a_batch(chance):
             asked["anybody"] += 1
             cheap = [Offers("cheap", [1], [-1], [0.02], seconds=1e-6) for _ in rows]
             limits = controller.beside("dear", rows, limits, [cheap])
-            asks = limits[0].of("dear").nodes > 0
+            asks = limits[0].asks("dear")
             asked["dear"] += asks
             took = 0.025 if step < 4 else 0.0002
             dear = [Offers("dear", [2], [-1], [chance], seconds=took) if asks else Offers("dear") for _ in rows]
@@ -423,7 +423,7 @@ def test_where_a_source_stopped_by_itself_nothing_is_held_against_it():
     source = asking.Source("g")
     for path in ([0.9, 0.9 * 0.8, 0.9 * 0.8 * 0.5], [0.1], []):
         source.saw(0.001, [path], 0)
-    assert source.chances == pytest.approx([(0.9 + 0.1) / 3, 0.8, 0.5])
+    assert [mean.value for mean in source.chances] == pytest.approx([(0.9 + 0.1) / 3, 0.8, 0.5])
 
 
 def test_what_would_have_to_be_read_first_is_weighed():

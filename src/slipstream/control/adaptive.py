@@ -141,7 +141,7 @@ class Adaptive:
         source = self.sources.get(name)
         if source is None or source.free or source.asked < TRIALS or (source.probing and len(rows) == 1):
             return limits
-        asked = [row for row, limit in zip(rows, limits, strict=True) if limit.of(name).nodes]
+        asked = [row for row, limit in zip(rows, limits, strict=True) if limit.asks(name)]
         if not asked:
             return limits
         offered = self._offered(rows, limits, offers) if offers else ALONE

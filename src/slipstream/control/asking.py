@@ -80,6 +80,18 @@ class Rest:
         self._left = self._length
 
 
+class Mean:
+    """A moving mean, of which the first values count alike: one of them alone says little."""
+
+    def __init__(self) -> None:
+        self.value, self._count = 0.0, 0
+
+    def add(self, value: float, keep: float) -> None:
+        """keep: weight left of older values."""
+        self._count += 1
+        self.value += max(1.0 - keep, 1.0 / self._count) * (value - self.value)
+
+
 class Rate:
     """Decayed sums of expected tokens and seconds over steps."""
 
@@ -105,9 +117,8 @@ class Source:
         self.name = name
         self.cost = CostCurve(slope=1.0)
         self.asked = 0
-        self.chances: list[float] = []
-        """Mean chance, by depth, of the best path's node given its parent, where the source went on to that depth."""
-        self._answers: list[int] = []
+        self.chances: list[Mean] = []
+        """By depth, the chance of the best path's node given its parent, where the source went on to that depth."""
         self.usual = START_DEPTH
         """Depth that pays when it drafts alone."""
         self.looks_back: int | None = None
@@ -162,7 +173,7 @@ class Source:
         best = 0
         saved = 0.0
         for depth in range(1, deepest + 1):
-            reach *= self.chances[min(depth, len(self.chances)) - 1]
+            reach *= self.chances[min(depth, len(self.chances)) - 1].value
             tokens += reach * (1.0 - (beside.reach[depth - 1] if depth <= len(beside.reach) else 0.0))
             seconds = passes[max(rows * (depth + 1), others)] + self.seconds(depth)
             if tokens / seconds > rate:
@@ -235,11 +246,8 @@ class Source:
             above = sum(path[depth - 1] for path in going) if depth else len(paths)
             chance = sum(path[depth] for path in going) / above if above else 0.0
             if depth == len(self.chances):
-                self.chances.append(0.0)
-                self._answers.append(0)
-            self._answers[depth] += 1  # the first ones count alike: one of them alone says little
-            weight = max(1.0 - keep, 1.0 / self._answers[depth])
-            self.chances[depth] += weight * (chance - self.chances[depth])
+                self.chances.append(Mean())
+            self.chances[depth].add(chance, keep)
 
     def judge(self, asked: bool, ours: tuple[float, float, int], without: tuple[float, float]) -> None:
         """One step: (expected tokens, seconds, depth) with this source if it was asked, and without it."""
