@@ -45,6 +45,23 @@ def test_auto_takes_the_shipped_head_and_changes_no_token(head):
     assert with_head.outputs[0].speculation.drafter_failures == 0
 
 
+def test_a_head_is_read_anew_from_its_files(head):
+    with LLM("smollm2", draft=f"head:{head}", controller="fixed") as llm:
+        before = llm.generate("Once", LONG)[0].outputs[0]
+        shutil.rmtree(head)
+        with pytest.raises(ModelError, match="no such head"):
+            llm.reload("eagle")
+        assert llm.generate("Once", LONG)[0].outputs[0].token_ids == before.token_ids
+        fingerprint = open_model(ensure("smollm2")).tokenizer().fingerprint()
+        other = head_beds.head("eagle3-ours", seed=1, storage="F16", fingerprint=fingerprint, **SIZES)
+        write_head(head, other)
+        llm.reload("eagle")
+        after = llm.generate("Once", LONG)[0].outputs[0]
+        assert after.token_ids == before.token_ids
+        assert after.speculation.drafter_failures == 0
+        assert after.speculation.num_draft_tokens > 10
+
+
 def test_without_a_shipped_head_auto_is_what_it_was(head):
     shutil.rmtree(head)
     assert "draft suffix,recycling," in LLM("smollm2").describe()

@@ -277,6 +277,20 @@ def test_messages_in_parts_and_the_developer_role(world, post):
     assert post("/v1/chat/completions", messages=empty, max_tokens=9).status_code == 200
 
 
+def test_the_next_turn_of_a_chat_reads_only_what_is_new(world, post):
+    talk = [{"role": "system", "content": "Be very brief and say nothing twice."}, *CHAT]
+    first = post("/v1/chat/completions", messages=talk, max_tokens=9).json()
+    before = world[0].metric("slipstream_cached_prompt_tokens_total")
+    talk += [first["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+    second = post("/v1/chat/completions", messages=talk, max_tokens=9).json()
+    kept = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert kept >= first["usage"]["prompt_tokens"] - 1, "the last token of a prompt is read by the first pass"
+    assert second["usage"]["prompt_tokens"] > kept
+    assert world[0].metric("slipstream_cached_prompt_tokens_total") == before + kept
+    expected = world[1].chat(talk, sb.sampling(max_tokens=9))[0].outputs[0].text
+    assert second["choices"][0]["message"]["content"] == expected
+
+
 def test_models(world, post):
     with world[0].client() as client:
         listed = client.get("/v1/models").json()

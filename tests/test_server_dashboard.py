@@ -1,4 +1,4 @@
-"""The Grafana dashboard: its queries ask for metrics that exist, and its JSON is what Grafana imports."""
+"""The Grafana dashboard: queries for metrics that exist, JSON that Grafana imports; and the list of metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ DASHBOARD = json.loads(PATH.read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 FUNCTIONS = {"sum", "min", "max", "avg", "rate", "scalar", "histogram_quantile", "by"}
+needs_server = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client", "httpx")),
+    reason="the server's packages (extra serve) are not installed",
+)
 
 
 def names(query: str) -> set[str]:
@@ -37,10 +41,7 @@ def check_queries(exposed: str) -> None:
             assert any(label in found[name] for name in names(query)), f"{label} in {query}"
 
 
-@pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_client", "httpx")),
-    reason="the server's packages (extra serve) are not installed",
-)
+@needs_server
 def test_every_query_asks_for_what_is_there(monkeypatch):
     import serve_beds
 
@@ -54,6 +55,20 @@ def test_every_query_asks_for_what_is_there(monkeypatch):
             check_queries(exposed.replace("slipstream_engine_up", "slipstream_engine_gone"))
         with pytest.raises(AssertionError, match="position"):
             check_queries(exposed.replace('position="', 'place="'))
+
+
+@needs_server
+def test_the_metrics_are_those_of_the_document(monkeypatch):
+    import serve_beds
+
+    text = (PATH.parent.parent / "serving.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    listed = {name: row[2].strip() for row in rows for name in re.findall(r"`(slipstream_\w+)", row[1])}
+    with serve_beds.running(serve_beds.small(monkeypatch)) as server, server.client() as client:
+        client.post("/v1/completions", json={"prompt": "aaaa"})
+        exposed = client.get("/metrics").text
+    types = dict(re.findall(r"^# TYPE (slipstream_\w+) (\w+)$", exposed, re.M))
+    assert {name: kind for name, kind in types.items() if not name.endswith("_created")} == listed
 
 
 def test_queries_are_well_formed():

@@ -14,7 +14,11 @@ import httpx
 import pytest
 
 import serve_beds as sb
+from slipstream import LLM
 from slipstream.cli import main
+from slipstream.kernels import native
+from slipstream.models.fingerprint import weights_fingerprint
+from slipstream.sampling import noise
 
 pytest.importorskip("fastapi", reason="the server needs the extra `serve`")
 pytestmark = pytest.mark.model
@@ -81,6 +85,24 @@ def test_without_the_extra_its_name_is_said(monkeypatch, capsys):
 def server():
     with sb.process("--admin-key", "admin-secret") as made:
         yield made
+
+
+def test_it_listens_to_this_machine_alone_and_says_what_answers_depend_on(server, monkeypatch, tmp_path):
+    assert server.said("listening")[0]["host"] == "127.0.0.1"
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi"}, trust_env=False).json()
+    with LLM("smollm2") as llm:
+        own = llm.fingerprint()
+        assert answer["system_fingerprint"] == own
+        monkeypatch.setattr(noise, "NOISE_VERSION", 99)
+        assert llm.fingerprint() == re.sub(r"noise\d+$", "noise99", own)
+        monkeypatch.setattr(native, "active", lambda: "other")
+        assert llm.fingerprint().endswith("-other-noise99")
+    weights = tmp_path / "a.gguf"
+    weights.write_bytes(b"weights")
+    first = weights_fingerprint(weights)
+    assert weights_fingerprint(tmp_path) == first
+    weights.write_bytes(b"Weights")
+    assert weights_fingerprint(weights) != first
 
 
 def test_the_lines_of_the_documentation_work(server):
