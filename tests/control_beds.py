@@ -45,6 +45,8 @@ class Guesser:
     belief: float = 0.7
     share: float = 1.0
     """Share of steps in which there is anything to offer."""
+    around: float = 0.0
+    """Seconds of a step in which it is asked, beside its offer."""
     asked: int = 0
 
     def propose(self, limit: Limit, step: int, rng: random.Random) -> Offers:
@@ -102,8 +104,12 @@ class World:
             count = self.rows + sum(len(one.draft) for one in seen)
             spent = self.pass_time(count) * (1 + self.noise * rng.random() ** 4)
             drafting = sum(offer.seconds for of_row in offers for offer in of_row)
-            controller.observe(seen, StepCost(count, spent, 0.0))
-            self.seconds += spent + drafting
+            cost = StepCost(count, spent, 0.0)
+            around = sum(g.around for g, of_rows in zip(self.guessers, asked, strict=True) if any(of_rows))
+            if any(guesser.around for guesser in self.guessers):
+                cost.draft_s, cost.rest_s = drafting + 1e-4, around
+            controller.observe(seen, cost)
+            self.seconds += spent + drafting + around
             self.tokens += sum(len(one.verdict.tokens) for one in seen)
             self.drafted += count - self.rows
             self.log.append((step, count - self.rows))

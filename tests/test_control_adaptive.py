@@ -11,6 +11,7 @@ import beds
 from control_beds import PASS, Guesser, World, flat, stairs, started, steep
 from slipstream.control import asking
 from slipstream.control.adaptive import Adaptive
+from slipstream.control.asking import Source
 from slipstream.control.base import StepCost
 from slipstream.control.cost import CostCurve
 from slipstream.control.fixed import Fixed
@@ -396,6 +397,27 @@ def copier(share=1.0):
 
 def model():
     return Guesser("model", 0.95, 0.0015, belief=0.9)
+
+
+def asks_of_one_that_costs_more_than_its_offers(monkeypatch=None):
+    """Beginning the next offer and judging this one take more than a right guess in five is worth."""
+    guesser = Guesser("dear", 0.2, 0.0003, belief=0.2, around=0.003)
+    if monkeypatch is not None:
+        monkeypatch.setattr(Source, "took_around", lambda *_: None)
+    speed = World([guesser], lambda rows: PASS * (1 + 0.01 * (rows - 1))).run(Adaptive(4, "chain"), 1500)
+    return guesser.asked, speed
+
+
+def test_a_drafter_is_charged_with_all_that_a_step_takes_when_it_is_asked():
+    asked, speed = asks_of_one_that_costs_more_than_its_offers()
+    assert asked < 250
+    assert speed > 0.97
+
+
+def test_planted_judging_by_the_time_of_offers_alone_is_seen(monkeypatch):
+    asked, speed = asks_of_one_that_costs_more_than_its_offers(monkeypatch)
+    assert asked > 1000
+    assert speed < 0.97
 
 
 def test_a_drafter_that_takes_time_is_spared_where_others_suffice():

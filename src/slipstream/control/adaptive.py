@@ -60,6 +60,8 @@ class Adaptive:
         self._limit = NOTHING
         """What is asked for each row of a batch of `_rows` until the next look."""
         self._asking = self._reading = self._cheap = False
+        self._judged_s = 0.0
+        """Seconds that judged drafters took in this step."""
         self._spared: set[str] = set()
         """Sources that were not asked in the last step with drafts because others offered enough."""
         # Rows for which each source was asked, in the step before and in this one.
@@ -77,6 +79,7 @@ class Adaptive:
         self._before, self._now = self._now, {}
         self._since_plain += 1
         self._asking = self._reading = False
+        self._judged_s = 0.0
         # All else is judged against plain decoding, so its cost comes first.
         unmeasured = self._since_plain > REMEASURE or not self.passes.measured(len(rows))
         if not self.max_nodes or unmeasured or (len(rows) > 1 and self._pauses(rows)):
@@ -129,7 +132,7 @@ class Adaptive:
         depth = self.max_nodes if self.sources else min(self.max_nodes, START_DEPTH)
         floors = {name: self._floor(source, rows) for name, source in self.sources.items()}
         self._limit = Limit(self.max_nodes, depth, self.width, depths, floors=floors)
-        self._looks_left = LOOK_EVERY if self._cheap else 0
+        self._looks_left = LOOK_EVERY if self._cheap and not any(source.omitted for source in heard) else 0
 
     def _rest(self, row: Row) -> Rest:
         return self._rests.setdefault(row.id, Rest())
@@ -153,7 +156,9 @@ class Adaptive:
             # A batch that wakes to have a look will rest again before anything read for it is of use, unless it was
             # the source itself that paid.
             in_vain = len(rows) > 1 and self._pause.rested and source.gain() < WORTH
-            if in_vain or not source.worth_reading(unread, saved):
+            # Of a new text nothing is known yet, and a look is cheap where a source looks back a few tokens only.
+            new = len(rows) == 1 and source.looks_back is not None and rows[0].id not in self._read.get(name, {})
+            if in_vain or not (new or source.worth_reading(unread, saved)):
                 depth = 0
             else:
                 self._reading = True
@@ -196,6 +201,9 @@ class Adaptive:
             if source.looks(LOOK_EVERY):
                 depths[name] = self._saw(source, rows, given)
             drafting[name] = source.seconds(depths.get(name, 1))
+        self._judged_s = sum(
+            offer.seconds for of_row in given for offer in of_row if not self.sources[offer.source].free
+        )
         trees = [self._tree(row, of_row, keep=True) for row, of_row in zip(rows, given, strict=True)]
         spent = sum(drafting.values())
         counts, tokens, seconds = self._best(trees, limits, spent)
@@ -208,7 +216,7 @@ class Adaptive:
                 self._rest(row).answered(count > 0, len(rows))
         for offer in offers[0]:
             source = self._source(offer.source)
-            if not source.free and source.name not in self._spared:
+            if not (source.free or source.omitted or source.name in self._spared):
                 found = tokens, seconds, depths.get(source.name, 0)
                 self._judge(source, (rows, given, limits), drafting, found)
         drafts = [tree.draft(count) for tree, count in zip(trees, counts, strict=True)]
@@ -235,7 +243,10 @@ class Adaptive:
             self._since_plain = 0
         if self._asking and not self._reading and len(observations) > 1:
             self._before_pass.observe(len(observations), cost.draft_s)
+        around = cost.draft_s + cost.rest_s - self._judged_s
         for source in self.sources.values():
+            if (self._asking or source.omitted) and not source.free:
+                source.took_around(source.name in self._now, len(observations), around)
             if not source.free and source.name not in self._now:
                 # The more rows share a pass, the less a probe can win.
                 source.pass_time(cost.pass_s / min(len(observations), RARER))

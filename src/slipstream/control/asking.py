@@ -16,6 +16,10 @@ TRIALS = 3
 START_DEPTH = 2
 """Depth of the first questions."""
 PROBE_DEPTH = 2
+OMIT_EVERY = 64
+"""Every so many questions one is left out, to see what steps take without it."""
+AROUND_CHANGE = 0.1
+"""Relative change of what a step takes outside its pass that is taken up."""
 DEEPER_EVERY = 16
 """Every so many questions go two levels deeper than pays, to see what is there."""
 SMOOTHING = 0.9
@@ -135,6 +139,13 @@ class Source:
         self.probing = False
         self.free = False
         """Too cheap to be judged."""
+        self.omitted = False
+        """Left out in this step to see what it takes then."""
+        self._omit_at = OMIT_EVERY // 4
+        self._with, self._without = (CostCurve(slope=0.0, change=AROUND_CHANGE) for _ in range(2))
+        """What steps take outside the pass, offers left out, when it is asked and when it is not; by rows."""
+        self.around = 0.0
+        """Seconds that asking takes beside the offer: beginning the next one, and judging this one."""
 
     def looks(self, every: int) -> bool:
         """Whether this answer is looked at closely: booking one of a cheap source costs as much as asking for it."""
@@ -145,7 +156,11 @@ class Source:
 
     def seconds(self, depth: int) -> float:
         """What asking for an offer of this depth takes; an empty one still takes a look."""
-        return self.cost.at(max(depth, 1))
+        return self.cost.at(max(depth, 1)) + self.around
+
+    def took_around(self, asked: bool, rows: int, seconds: float) -> None:
+        """What a step took outside its pass, without the offers of drafters that are judged."""
+        (self._with if asked else self._without).observe(rows, seconds)
 
     def gain(self) -> float:
         """Speed with it over speed without it, as far as known; 1 while it is unknown."""
@@ -182,10 +197,12 @@ class Source:
 
     def depth_to_ask(self, deepest: int, rows: int, curve: CostCurve) -> int:
         """Depth for the coming step, 0 for not at all."""
-        self.probing = False
+        self.probing = self.omitted = False
+        if self._with.known and self._without.known:
+            self.around = max(0.0, self._with.at(rows) - self._without.at(rows))
         # Beyond the depths it has shown the cost is a guess; a source that is cheap so far may show what it has.
         shown = min(deepest, self.cost.largest)
-        takes = self.seconds(shown)
+        takes = self.cost.at(max(shown, 1))
         if rows > 1:  # batches rest, and who is asked again has to catch up
             takes = max(takes, MANY * self.reading)
         self.free = self.cost.known and takes <= FREE_SHARE * curve.at(rows)
@@ -193,6 +210,9 @@ class Source:
             return deepest
         self.usual = depth = max(1, self.best_depth(deepest, rows, curve)[0])
         if self.asked < TRIALS or self.gain() >= 1.0:
+            if rows == 1 and self.asked >= self._omit_at:
+                self._omit_at, self.omitted = self.asked + OMIT_EVERY, True
+                return 0
             return min(deepest, depth + 2) if self.asked % DEEPER_EVERY == DEEPER_EVERY - 1 else depth
         return self._probe(depth)
 
@@ -217,7 +237,9 @@ class Source:
         """
         self.missed = self.missed + saved if saved else FADES * self.missed
         if self.missed + OUTLOOK * saved < tokens * self.reading:
-            return False
+            if self.credit < tokens * self.reading:
+                return False
+            self.credit -= tokens * self.reading  # a probe: what it offered last may have been long ago
         self.missed = 0.0
         return True
 
@@ -230,15 +252,17 @@ class Source:
         self.asked += 1
         deepest = max(1, *map(len, paths))
         if not many(unread, len(paths)):
-            self.cost.observe(deepest, seconds)
+            # The first of two probes has more to do than it would have had without the pause.
+            if not (unread and self.probing and self.cost.known):
+                self.cost.observe(deepest, seconds)
         else:
             if not self.cost.known and self.asked > TRIALS:  # it always has to catch up: a share must do
                 self.cost.observe(deepest, seconds * len(paths) / unread)
-            took = max(0.0, seconds - self.seconds(deepest)) / unread
+            took = max(0.0, seconds - self.cost.at(deepest)) / unread
             self.reading += (took - self.reading) * (0.5 if self.reading else 1.0)
         if self.probing:
-            self.price = seconds
-            self.credit -= seconds
+            self.price = seconds + self.around
+            self.credit -= self.price
         keep = PROBE_SMOOTHING if self.probing else SMOOTHING
         for depth in range(deepest):
             # Where it stopped by itself nothing is known of what would have come, and nothing was spent on it.
@@ -263,4 +287,5 @@ class Source:
 
     def pass_time(self, seconds: float) -> None:
         """Credit for probes while it is not asked."""
-        self.credit = min(self.credit + PROBE_SHARE * seconds, self.seconds(START_DEPTH))
+        look = (self.looks_back or 0) * self.reading
+        self.credit = min(self.credit + PROBE_SHARE * seconds, max(look, self.seconds(START_DEPTH)))

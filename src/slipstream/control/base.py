@@ -14,13 +14,15 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 class StepCost:
     """Measured seconds of one step and the token rows (anchors and nodes) its pass verified.
 
-    draft_s: all that came before the pass, the controller's own time included.
+    draft_s: all that came before the pass, the controller's own time included. rest_s: what came after verification,
+    what drafters do with its outcome included.
     """
 
     rows: int
     pass_s: float
     verify_s: float
     draft_s: float = 0.0
+    rest_s: float = 0.0
 
 
 class Controller(Protocol):

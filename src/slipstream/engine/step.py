@@ -45,7 +45,7 @@ class Clock:
         """The step so far, as controllers see it."""
         self.token_rows = len(drafts) + sum(map(len, drafts))
         spent = self.seconds
-        return StepCost(self.token_rows, spent["pass"], spent["verify"], spent["draft"])
+        return StepCost(self.token_rows, spent["pass"], spent["verify"], spent["draft"], spent["rest"])
 
 
 def step(batch: Batch, parts: Parts, clock: Clock) -> None:
@@ -72,6 +72,7 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     # The last one first: a head, which then computes ahead while the others learn.
     for drafter in reversed(drafters):
         drafter.observe(drafted)
+    clock.lap("rest")
     controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")
 
