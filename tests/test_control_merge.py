@@ -181,7 +181,10 @@ def test_fixed_stays_within_every_limit(shape):
             assert shape == "tree" or draft.is_chain()
 
 
-@pytest.mark.parametrize(("nodes", "shape", "word"), [(-1, "chain", "-1"), (2.5, "tree", "2.5"), (4, "star", "star")])
+@pytest.mark.parametrize(
+    ("nodes", "shape", "word"),
+    [(-1, "chain", "-1"), (2.5, "tree", "2.5"), (4, "star", "star"), (100_000, "tree", "up to 512")],
+)
 def test_impossible_settings_are_refused(nodes, shape, word):
     with pytest.raises(InputError, match=word):
         Fixed(nodes, shape)

@@ -13,12 +13,16 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 SHAPES = ("chain", "tree")
 TREE_WIDTH = 3
 """Children per node that drafters may offer."""
+MOST_NODES = 512
+"""Nodes per row at most: no pass is worth more, and all that is offered is looked at."""
 
 
 def check_shape(max_nodes: int, shape: str) -> None:
     """Raise InputError unless the two settings of every controller make sense."""
-    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or max_nodes < 0:
-        raise InputError(f"max_nodes is {max_nodes!r}; it must be a whole number, 0 for plain decoding")
+    if isinstance(max_nodes, bool) or not isinstance(max_nodes, int) or not 0 <= max_nodes <= MOST_NODES:
+        raise InputError(
+            f"max_nodes is {max_nodes!r}; it must be a whole number up to {MOST_NODES}, 0 for plain decoding"
+        )
     if shape not in SHAPES:
         raise InputError(f"shape is {shape!r}; it must be one of {', '.join(SHAPES)}")
 
