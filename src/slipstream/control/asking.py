@@ -13,6 +13,11 @@ PROBE_SHARE = 0.007
 """Share of the time that may go into asking a drafter that does not pay, to see whether it pays again."""
 TRIALS = 3
 """Times a drafter is asked before it is judged."""
+CHEAP_TRIALS, CHEAP_SHARE = 32, 0.25
+"""The same for one that takes no more than this share of a plain step: its first times are those of a cold machine, and
+what is judged by them would hardly be asked again."""
+CHEAP_SMOOTHING = 0.97
+"""It is judged by more steps: going on in vain for a while costs little, and giving up by bad luck much."""
 START_DEPTH = 2
 """Depth of the first questions."""
 PROBE_DEPTH = 2
@@ -139,6 +144,7 @@ class Source:
         self.probing = False
         self.free = False
         """Too cheap to be judged."""
+        self._cheap = False
         self.omitted = False
         """Left out in this step to see what it takes then."""
         self._omit_at = OMIT_EVERY // 4
@@ -209,7 +215,8 @@ class Source:
         if self.free:
             return deepest
         self.usual = depth = max(1, self.best_depth(deepest, rows, curve)[0])
-        if self.asked < TRIALS or self.gain() >= 1.0:
+        self._cheap = rows == 1 and self.seconds(depth) <= CHEAP_SHARE * curve.at(1)
+        if self.asked < (CHEAP_TRIALS if self._cheap else TRIALS) or self.gain() >= 1.0:
             if rows == 1 and self.asked >= self._omit_at:
                 self._omit_at, self.omitted = self.asked + OMIT_EVERY, True
                 return 0
@@ -275,7 +282,7 @@ class Source:
 
     def judge(self, asked: bool, ours: tuple[float, float, int], without: tuple[float, float]) -> None:
         """One step: (expected tokens, seconds, depth) with this source if it was asked, and without it."""
-        keep = PROBE_SMOOTHING if self.probing else SMOOTHING
+        keep = PROBE_SMOOTHING if self.probing else CHEAP_SMOOTHING if self._cheap else SMOOTHING
         self.without.add(*without, 0, keep)
         if asked:
             self.with_it.add(*ours, keep)
