@@ -219,7 +219,7 @@ def test_what_does_not_answer_is_one_line(tmp_path, capsys):
     assert main(["bench", "serve", "--extra", "[1]"]) == 2
     assert "--extra is '[1]'" in capsys.readouterr().err
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"messages": []}\nno\n')
+    rows.write_text('{"prompt": "a"}\nno\n')
     assert main(["bench", "serve", "--rows", str(rows)]) == 2
     assert "line 2 is not" in capsys.readouterr().err
     with pytest.raises(InputError, match="no row to ask"):
