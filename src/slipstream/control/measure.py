@@ -76,7 +76,8 @@ def start_costs(target: Target, key: Sequence[object]) -> dict[int, float]:
     known = _read(path) or {}
     rounds, patience = (AGAIN_ROUNDS, AGAIN_S) if known else (START_ROUNDS, START_S)
     now = fastest(target, START_ROWS, rounds, START_CONTEXT, patience)
-    best = {size: min(seconds, known.get(size, seconds)) for size, seconds in (known | now).items()}
+    timed = {size: seconds for size, seconds in now.items() if seconds > 0}  # a coarse clock shows nothing
+    best = {size: min(seconds, known.get(size, seconds)) for size, seconds in (known | timed).items()}
     if best != known:
         _write(path, best)
     return best
