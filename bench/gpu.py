@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; as in the weights when left out")
     parser.add_argument("--model", help="a Hugging Face folder; random weights when left out")
     parser.add_argument("--size", choices=SIZES, default="tiny", help="of the model with random weights")
-    parser.add_argument("--rows", help='JSONL of {"messages": [...]}, for a real model')
+    parser.add_argument("--rows", help="JSONL of messages, turns or a prompt, for a real model")
     parser.add_argument("--graphs", choices=("cuda", "eager"), help="also time passes as CUDA graphs")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--seconds", type=float, default=200, help="no new measurement begins after so long")

@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Write the model's plain answers to rows of messages, or to prompts of random tokens."""
+    """Write the model's plain answers to rows of conversations or prompts."""
     from slipstream import LLM
     from slipstream.kernels.sampling import top
 
@@ -212,7 +212,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     recording = commands.add_parser("record")
     recording.add_argument("model")
-    recording.add_argument("rows", help='JSONL of {"messages": [...], "category"}')
+    recording.add_argument("rows", help="JSONL of messages, turns or a prompt, and a category")
     recording.add_argument("answers")
     recording.add_argument("--temperature", type=float, default=0.0)
     recording.add_argument("--max-tokens", type=int, default=128)
