@@ -9,6 +9,7 @@ import pytest
 import head_beds
 from slipstream import LLM, SamplingParams
 from slipstream.cli import main
+from slipstream.cli.bench import Setting
 from slipstream.core.errors import ModelError
 from slipstream.drafters.heads import tried
 from slipstream.models.files import open_model
@@ -60,6 +61,18 @@ def test_a_head_is_read_anew_from_its_files(head):
         assert after.token_ids == before.token_ids
         assert after.speculation.drafter_failures == 0
         assert after.speculation.num_draft_tokens > 10
+
+
+def test_bench_asks_the_head_where_a_setting_has_one(head):
+    with LLM("smollm2") as llm:
+        for setting, names in {
+            "auto": ("suffix", "recycling", "eagle"),
+            "auto@2t": ("suffix", "recycling", "eagle"),
+            f"head:{head},suffix": ("suffix", "eagle"),
+            "suffix,recycling": ("suffix", "recycling"),
+            "none": (),
+        }.items():
+            assert Setting.of(setting).engine(llm, 8).drafting.names == names
 
 
 def test_without_a_shipped_head_auto_is_what_it_was(head):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,13 +80,26 @@ class Built:
         drafters = [guard.drafter for guard in self.engine.drafting.guards]
         return [drafter.takes() for drafter in drafters if isinstance(drafter, HeadDrafter)]
 
+    def loaded(self) -> list[tuple[DraftSpec, Drafter]]:
+        """What was asked for, with the drafter it became; what a grammar forces stands before them and is left out."""
+        guards = self.engine.drafting.guards
+        asked = guards[len(guards) - len(self.specs) :]
+        return [(spec, guard.drafter) for spec, guard in zip(self.specs, asked, strict=True)]
+
     def drafter(self, name: str) -> Drafter:
         """A drafter of this name, loaded once more. Raises InputError when none was loaded before."""
-        names = self.engine.drafting.names[-len(self.specs) :]  # what a grammar forces stands before them
-        for spec, loaded in zip(self.specs, names, strict=True):
-            if loaded == name:
+        for spec, drafter in self.loaded():
+            if drafter.name == name:
                 return build([spec], self.materials)[-1]
         raise InputError(f"drafter {name!r} is not loaded; loaded: {', '.join(self.engine.drafting.names) or 'none'}")
+
+    def beside(self, kinds: Collection[str], governor: Controller, max_batch: int) -> Engine:
+        """Another engine over the same target, with the loaded drafters of these kinds; see `LLM.beside`."""
+        from slipstream.engine.engine import Engine
+
+        start_measured(governor, self.target, cost_key(self.file, self.runtime))
+        chosen = [drafter for spec, drafter in self.loaded() if spec.kind in kinds]
+        return Engine(self.target, self.tokenizer, self.engine.verifier, governor, chosen, max_batch=max_batch)
 
 
 def build_model(model: str | Path, settings: Settings) -> Built:

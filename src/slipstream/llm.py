@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from slipstream.build import Settings, build_model, cost_key, make_controller, start_measured
+from slipstream.build import Settings, build_model, make_controller
 from slipstream.core.errors import InputError, NonFiniteError
 from slipstream.core.params import SamplingParams, Speculating
 from slipstream.core.types import Piece, RequestOutput
@@ -262,20 +262,15 @@ class LLM:
         return prompt.text, prompt.token_ids
 
     def beside(
-        self, drafters: Collection[str], controller: str = "adaptive", max_nodes: int = 8, shape: str = "tree"
+        self, kinds: Collection[str], controller: str = "adaptive", max_nodes: int = 8, shape: str = "tree"
     ) -> Engine:
         """Another engine over the loaded model, with some of the loaded drafters and a controller of its own.
 
-        For comparisons: only one engine may be at work, and whoever ran last forgets before another one begins.
+        kinds: of the drafters, as `draft` says them, without what stands behind a colon. For comparisons: only one
+        engine may be at work, and whoever ran last forgets before another one begins. Raises InputError.
         """
-        from slipstream.engine.engine import Engine
-
-        built = self._built
         governor = make_controller(controller, max_nodes, shape)
-        start_measured(governor, self.target, cost_key(built.file, built.runtime))
-        chosen = [guard.drafter for guard in self._engine.drafting.guards if guard.name in drafters]
-        verifier, most = self._engine.verifier, self.settings.max_batch
-        return Engine(self.target, self.tokenizer, verifier, governor, chosen, max_batch=most)
+        return self._built.beside(kinds, governor, self.settings.max_batch)
 
     def worker(self, **options: Any) -> Worker:
         """A thread, not started yet, that runs this model's requests; options as in `Worker`.

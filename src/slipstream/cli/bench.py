@@ -140,10 +140,9 @@ class Setting:
     def engine(self, llm: LLM, max_nodes: int) -> Engine:
         """An engine of its own, which shares the loaded model and drafters with the others."""
         kinds = self.kinds | {"head"} if "auto" in words_of(self.draft) else self.kinds
-        names = [name for name in llm.drafters if name.partition(":")[0] in kinds]
         if self.nodes is None:
-            return llm.beside(names, "adaptive", max_nodes, self.shape)
-        return llm.beside(names, "fixed", self.nodes, self.shape)
+            return llm.beside(kinds, "adaptive", max_nodes, self.shape)
+        return llm.beside(kinds, "fixed", self.nodes, self.shape)
 
 
 def words_of(draft: str) -> list[str]:
