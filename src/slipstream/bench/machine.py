@@ -9,7 +9,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """The processor, its cores, the system and Python, as results keep them."""
     about = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
     return {"cpu": cpu_name(), **about}
 

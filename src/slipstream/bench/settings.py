@@ -41,7 +41,7 @@ Ask = Callable[[str, int], Answers]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to one task, in seconds; prefill_s and tokens are sums over its prompts."""
+    """The answers to one task, in seconds; row: its number; prefill_s and tokens are sums over its prompts."""
 
     setting: str
     row: int
@@ -88,19 +88,20 @@ def asker(engines: Mapping[str, Engine], tasks: Sequence[Task], params: Sampling
         results = engine.run(requests)
         spent = time.perf_counter() - started - sum(result.timing.prefill_s for result in results)
         engine.forget()  # the next setting needs the slots, and begins as cold
-        for failure in filter(None, (request.error for request in requests)):
-            raise NonFiniteError(failure)
+        failures = [request.error for request in requests if request.error]
+        if failures:
+            raise NonFiniteError(failures[0])
         return results, spent
 
     return ask
 
 
 def measure(
-    ask: Ask, settings: Sequence[str], tasks: Sequence[str], repeats: int, progress: Callable[[int, int], None]
+    ask: Ask, settings: Sequence[str], categories: Sequence[str], repeats: int, progress: Callable[[int, int], None]
 ) -> list[Run]:
     """Every setting on every task, taking turns in changing order; Ctrl-C ends it early with what there is.
 
-    tasks: the category of each. progress: called with (runs so far, runs in all).
+    categories: of the tasks, in their order. progress: called with (runs so far, runs in all).
     """
     runs: list[Run] = []
     first: dict[int, list[list[int]]] = {}
@@ -108,7 +109,7 @@ def measure(
         for setting in settings:  # the first answer of a setting also pays for what is set up once
             ask(setting, 0)
         for repeat in range(repeats):
-            for row, category in enumerate(tasks):
+            for row, category in enumerate(categories):
                 turn = (repeat + row) % len(settings)
                 for setting in [*settings[turn:], *settings[:turn]]:
                     results, decode_s = ask(setting, row)
@@ -120,7 +121,7 @@ def measure(
                     same = first.setdefault(row, tokens) == tokens
                     about = setting, row, category, repeat, len(results), sum(counts)
                     runs.append(Run(*about, prefill_s, decode_s, per_pass, same))
-                    progress(len(runs), repeats * len(tasks) * len(settings))
+                    progress(len(runs), repeats * len(categories) * len(settings))
     except KeyboardInterrupt:
         pass
     return runs
@@ -154,9 +155,7 @@ def _setting(name: str, mine: Timed, plain: Timed) -> dict[str, Any]:
     rows: dict[int, list[Run]] = {}
     for run in mine.values():
         rows.setdefault(run.row, []).append(run)
-    decode = [
-        statistics.median((run.tokens - run.answers) / max(run.decode_s, 1e-9) for run in row) for row in rows.values()
-    ]
+    decode = [statistics.median(run.tokens / max(run.decode_s, 1e-9) for run in row) for row in rows.values()]
     whole = [statistics.median(run.tokens / max(run.total_s, 1e-9) for run in row) for row in rows.values()]
     return {
         "setting": name,

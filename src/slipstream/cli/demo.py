@@ -88,7 +88,7 @@ def show(name: str, results: list[RequestOutput]) -> float:
     """Print one line of measurements (medians over the runs) and return the decode seconds."""
     output = results[0].outputs[0]
     seconds = statistics.median(result.timing.decode_s for result in results)
-    rate = (len(output.token_ids) - 1) / seconds
+    rate = len(output.token_ids) / seconds
     per_pass = output.speculation.tokens_per_pass
     print(f"  {name:<12} {len(output.token_ids):>4} tokens  {rate:7.1f} tokens/s  {per_pass:5.2f} tokens per pass")
     return seconds
