@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slipstream.core.types import CompletionOutput, RequestOutput, TokenLogprob
+from slipstream.core.types import CompletionOutput, TokenLogprob
 from slipstream.server.job import Part
 from slipstream.server.wire import Json, Writer, ending
 
@@ -14,7 +14,7 @@ class ChatWriter(Writer):
 
     prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _whole_choice(self, index: int, result: RequestOutput, output: CompletionOutput) -> Json:
+    def _whole_choice(self, index: int, output: CompletionOutput) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},

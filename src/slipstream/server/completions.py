@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from slipstream.core.types import CompletionOutput, RequestOutput, TokenLogprob
+from slipstream.core.types import CompletionOutput, TokenLogprob
 from slipstream.server.job import Part
 from slipstream.server.schemas import CompletionRequest
 from slipstream.server.service import Served
@@ -22,7 +22,7 @@ class CompletionWriter(Writer):
         self._echoed, self._rivals = echoed, bool(request.logprobs)
         self._offsets: defaultdict[int, Offsets] = defaultdict(lambda: Offsets(served.vocabulary))
 
-    def _whole_choice(self, index: int, result: RequestOutput, output: CompletionOutput) -> Json:
+    def _whole_choice(self, index: int, output: CompletionOutput) -> Json:
         logprobs = None if output.logprobs is None else self._logprobs(index, output.logprobs)
         return {
             "index": index,

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from slipstream.control.fixed import MOST_NODES
+
 MAX_CHOICES = 128
 """Answers of one request: prompts times n."""
 MAX_ID = 2**31 - 1
@@ -20,6 +22,7 @@ def _whole(value: object) -> object:
 
 WHOLE = BeforeValidator(_whole)
 Token = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "Token"}), WHOLE]
+Nodes = Annotated[int, Field(ge=0, le=MOST_NODES), WHOLE]
 AnswerTokens = Annotated[int, Field(ge=0, le=MAX_ID, json_schema_extra={"title": "AnswerTokens"}), WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1)]
@@ -69,7 +72,7 @@ class SpeculationOption(Strict):
     """drafter: names of loaded drafters ("suffix,recycling", or a list; "none"; "auto" for all of them)."""
 
     drafter: DrafterName | list[DrafterName] | None = None
-    max_nodes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
+    max_nodes: Nodes | None = None
 
 
 class JsonSchema(Strict):
@@ -208,6 +211,6 @@ class AdminChange(Strict):
 
     enabled: bool | None = None
     drafters: list[str] | None = None
-    max_nodes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
+    max_nodes: Nodes | None = None
     reload: str | None = None
     rollback: bool | None = None

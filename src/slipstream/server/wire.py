@@ -48,7 +48,7 @@ class Writer(ABC):
     def whole(self, results: Sequence[RequestOutput]) -> Json:
         """The reply of a request that does not stream."""
         choices = [
-            self._whole_choice(place * self.n + output.index, result, output)
+            self._whole_choice(place * self.n + output.index, output)
             for place, result in enumerate(results)
             for output in result.outputs
         ]
@@ -76,7 +76,7 @@ class Writer(ABC):
         return bool(options and options.include_usage)
 
     @abstractmethod
-    def _whole_choice(self, index: int, result: RequestOutput, output: CompletionOutput) -> Json:
+    def _whole_choice(self, index: int, output: CompletionOutput) -> Json:
         """One choice of a reply."""
 
     def chunk(self, choice: Json) -> Json:
