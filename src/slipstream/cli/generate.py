@@ -39,7 +39,8 @@ def generate(
     model: o.Model = o.DEFAULT_MODEL,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A file that is one prompt.")] = None,
     jsonl: Annotated[
-        Path | None, typer.Option("--jsonl", help="Rows with prompt, messages or prompt_token_ids; - for stdin.")
+        Path | None,
+        typer.Option("--jsonl", help="Rows with messages, turns, prompt, question or prompt_token_ids; - for stdin."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt.")] = False,

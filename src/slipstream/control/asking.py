@@ -140,7 +140,9 @@ class Source:
         self.credit = 0.0
         """Seconds that probes may spend."""
         self.price = 0.0
+        """Seconds that the last probe took, as far as its success has not paid for them."""
         self.pair = False
+        """Whether the second of two probes is due."""
         self.probing = False
         self.free = False
         """Too cheap to be judged."""
@@ -240,13 +242,14 @@ class Source:
         """Whether so many tokens are read for a step in which the source would save these seconds.
 
         How long it will be of use nobody knows. It is taken to go on for as long as it would have been of use so far,
-        and a little longer: so what is read in vain is never much more than what waiting has cost.
+        and a little longer: so what is read in vain is never much more than what waiting has cost. Where that is too
+        little the credit for probes may pay: what it offered last may have been long ago.
         """
         self.missed = self.missed + saved if saved else FADES * self.missed
         if self.missed + OUTLOOK * saved < tokens * self.reading:
             if self.credit < tokens * self.reading:
                 return False
-            self.credit -= tokens * self.reading  # a probe: what it offered last may have been long ago
+            self.credit -= tokens * self.reading
         self.missed = 0.0
         return True
 

@@ -78,9 +78,9 @@ class SmallModel(Drafter):
     """Drafts a chain and, for wider limits, the runners-up beside it as leaves.
 
     model: any target; its slots belong to this drafter, which keeps those of the last rows for texts that begin alike,
-    such as the next turn of a chat. vocab_size: the target's; heads of different padding are cut
-    or filled up with probability 0. classical: draw at random from the model's own distribution and report it, as the
-    rejection rules need; otherwise propose the best scores under the row's own noise, as `coupled` likes best.
+    such as the next turn of a chat. vocab_size: the target's; heads of different padding are cut or filled up with
+    probability 0. classical: draw at random from the model's own distribution and report it, as the rejection rules
+    need; otherwise propose the best scores under the row's own noise, as `coupled` likes best.
     """
 
     name = "model"

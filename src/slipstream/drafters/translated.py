@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slipstream.core.types import Limit, Observation, Offers, Row
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.retokenize import Mirror, Words, whole_characters
-from slipstream.drafters.small_model import KEPT, READ_IN_PASS, same_noise_chances
+from slipstream.drafters.small_model import KEPT, MOST_DEPTH, READ_IN_PASS, RIVALS, same_noise_chances
 from slipstream.kernels import sampling as kernels
 from slipstream.targets.base import Target, read_on
 from slipstream.targets.slots import SlotPool
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RIVALS = 4
-"""Logits compared to judge how sure the model is."""
-MOST_DEPTH = 16
 CONTEXT_BYTES = 48
 """Text before the draft that is encoded with it, so that words are cut as the target would cut them."""
 UNFINISHED = 0.7

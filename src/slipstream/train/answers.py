@@ -1,7 +1,8 @@
 """The target writes the answers a head is trained on: batched through the engine, one line each, resumable.
 
 A file of answers begins with a line that says which model wrote it; each further line is one answer in token ids. Rows
-are appended and synced to disk in groups: a run that is killed loses at most one group and goes on where it was.
+are appended and synced to disk in groups, three of which are in work at once: a run that is killed loses no more than
+these and goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.errors import InputError
 from slipstream.core.params import SamplingParams
 from slipstream.core.rows import read_rows
+from slipstream.engine.stop import ENDED_WELL
 from slipstream.models.chat import chat_prompt
 
 if TYPE_CHECKING:
@@ -189,7 +191,7 @@ def _submit(author: Author, part: Sequence[Messages], settings: Settings) -> lis
 
 
 def _good(result: RequestOutput) -> bool:
-    return result.outputs[0].finish_reason in ("stop", "length") and bool(result.outputs[0].token_ids)
+    return result.outputs[0].finish_reason in ENDED_WELL and bool(result.outputs[0].token_ids)
 
 
 def _row(key: str, temperature: float, result: RequestOutput) -> dict[str, Any]:
