@@ -29,7 +29,7 @@ FOREIGN = 0.3
 """Share of the cores that other processes may take, so that the bar still says something of the server."""
 OVERHEAD = 1.05
 """A single request over HTTP, against the same model called directly."""
-TOKENS, ROUNDS = 128, 15
+TOKENS, ROUNDS = 256, 25
 
 
 @pytest.fixture(scope="module")
