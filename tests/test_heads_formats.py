@@ -11,7 +11,7 @@ import pytest
 import head_beds
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.heads.formats import read_head, write_head
-from slipstream.models.heads.head import store
+from slipstream.models.heads.head import make_head, store
 from slipstream.models.heads.weights import read_safetensors, write_safetensors
 
 FORMATS = {"eagle3": ("speculators", "eagle3"), "medusa": ("medusa",), "eagle1": ()}
@@ -162,3 +162,82 @@ def test_folders_that_hold_no_head_are_refused(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"x.weight": store(np.zeros((2, 2), np.float32), "F32")}, {})
     with pytest.raises(ModelError, match="is no EAGLE, EAGLE-3 or Medusa head"):
         read_head(tmp_path)
+
+
+def damage(folder, change):
+    """Change config.json of a head in place."""
+    table = json.loads((folder / "config.json").read_text())
+    change(table)
+    (folder / "config.json").write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "place", "value", "message"),
+    [
+        ("eagle3", "eagle3", ("eagle_config",), [1], "eagle_config is '.1.'; it must be a table"),
+        ("eagle3", "eagle3", ("rope_parameters",), "x", "rope_parameters is 'x'; it must be a table"),
+        ("eagle3", "eagle3", ("slipstream",), 5, "slipstream is '5'; it must be a table"),
+        ("eagle3", "speculators", ("speculators_config",), 1.5, "speculators_config is '1.5'; it must be a table"),
+        ("eagle3", "speculators", ("speculators_config", "verifier"), 3, "verifier is '3'; it must be a table"),
+        ("medusa-shared", "medusa", ("vocab_size",), "many", "vocab_size is 'many'"),
+        ("medusa-shared", "medusa", ("vocab_size",), 10**9, "a vocabulary of 1000000000 tokens"),
+        ("medusa", "slipstream", ("head", "medusa_heads"), 10**9, "medusa_heads is 1000000000; it must be"),
+        ("eagle3", "slipstream", ("head", "layers"), 10**9, "layers is 1000000000; it must be"),
+        ("eagle3", "slipstream", ("head", "eps"), float("nan"), "eps is nan; it must be positive"),
+        ("eagle3", "slipstream", ("head", "depth"), -1, "depth is -1; it must be"),
+        ("eagle3", "slipstream", ("head", "rope_scaling"), {}, "rope_scaling is {}; it must be a table with a type"),
+    ],
+)
+def test_fault_26_damaged_settings_are_named(name, form, place, value, message, tmp_path):
+    write_head(tmp_path / "h", head_beds.head(name), form)
+
+    def change(table):
+        for step in place[:-1]:
+            table = table[step]
+        table[place[-1]] = value
+
+    damage(tmp_path / "h", change)
+    with pytest.raises(ModelError, match=message):
+        read_head(tmp_path / "h")
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "message"),
+    [
+        ("medusa", "0.0.linear.weight", "tensors medusa.0.0.linear.weight are missing"),
+        ("medusa", "1.0.linear.bias", "tensors medusa.1.0.linear.bias are missing"),
+        ("eagle3", "draft_ids", "drafts 37 of 101 tokens but holds no draft_ids"),
+    ],
+)
+def test_fault_26_lost_tensors_are_named(name, lost, message, tmp_path):
+    write_head(tmp_path / "h", head_beds.head(name), "medusa" if name == "medusa" else "slipstream")
+    path = next((tmp_path / "h").glob("*.safetensors"))
+    weights = read_safetensors(path)
+    for tensors in (weights.values, weights.numbers):
+        tensors.pop(lost, None)
+    write_safetensors(path, weights.values, weights.numbers)
+    with pytest.raises(ModelError, match=message):
+        read_head(tmp_path / "h")
+
+
+def test_the_first_ids_as_a_reduced_vocabulary_are_written_out(tmp_path):
+    head = head_beds.head("eagle3")
+    first = make_head(head.config, head.arrays(), np.arange(37))
+    write_head(tmp_path / "h", first)
+    same(first, read_head(tmp_path / "h"))
+
+
+def test_drafted_ids_too_large_for_their_type_do_not_become_others(tmp_path):
+    write_head(tmp_path / "h", head_beds.head("eagle3"))
+    path = tmp_path / "h" / "model.safetensors"
+    weights = read_safetensors(path)
+    ids = weights.numbers["draft_ids"].astype(np.int64)
+    write_safetensors(path, weights.values, {"draft_ids": ids + 2**32})
+    with pytest.raises(ModelError, match="sends draft id 0 to 2147483647"):
+        read_head(tmp_path / "h")
+
+
+def test_additions_of_ours_that_nothing_describes_are_not_passed_over(tmp_path):
+    write_head(tmp_path / "h", head_beds.head("eagle3-ours"), "eagle3", rows)
+    damage(tmp_path / "h", lambda table: table.pop("slipstream"))
+    assert "markov_in.weight" in read_head(tmp_path / "h").unused

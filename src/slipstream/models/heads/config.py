@@ -9,6 +9,8 @@ from typing import Any
 from slipstream.core.errors import ModelError
 
 KINDS = ("eagle1", "eagle3", "medusa")
+MOST_VOCAB, MOST_PARTS = 2**24, 1024
+"""Tokens, and layers or heads: far more than there are anywhere. What a damaged file says beyond is not built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class HeadConfig:
         for name in needed:
             if getattr(self, name) < 1:
                 raise ModelError(f"head: {name} is {getattr(self, name)}; it must be 1 or more")
+        self._check_ranges()
         if self.kind != "medusa" and (self.heads % self.kv_heads or self.head_dim % 2):
             raise ModelError(
                 f"head: {self.heads} heads, {self.kv_heads} key-value heads of {self.head_dim} values do not fit"
@@ -81,6 +84,18 @@ class HeadConfig:
             raise ModelError(f"head: {ours[0]} is not defined for {self.kind} heads")
         if self.kind == "medusa" and self.hidden != self.target_hidden:
             raise ModelError(f"head: medusa of width {self.hidden} on hidden states of width {self.target_hidden}")
+
+    def _check_ranges(self) -> None:
+        """Raise ModelError for a number that no head has."""
+        vocabularies, parts = ("vocab", "draft_vocab"), ("layers", "medusa_heads", "medusa_layers")
+        limits = dict.fromkeys(vocabularies, MOST_VOCAB) | dict.fromkeys(parts, MOST_PARTS)
+        for name in (*limits, "intermediate", "markov_rank", "depth", "max_context"):
+            most = limits.get(name, 2**31 - 1)
+            if not 0 <= getattr(self, name) <= most:
+                raise ModelError(f"head: {name} is {getattr(self, name)}; it must be 0 to {most}, the head is damaged")
+        for name in ("rope_theta", "eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ModelError(f"head: {name} is {getattr(self, name)}; it must be positive, the head is damaged")
 
     @property
     def inputs(self) -> int:
@@ -129,8 +144,9 @@ class HeadConfig:
         layers = plain["feature_layers"]
         if not isinstance(layers, (list, tuple)) or any(type(layer) is not int for layer in layers):
             raise ModelError(f"{source}: feature_layers is {layers!r}; it must be a list of layers")
-        if not isinstance(plain["rope_scaling"], Mapping):
-            raise ModelError(f"{source}: rope_scaling is {plain['rope_scaling']!r}; it must be a table")
+        scaling = plain["rope_scaling"]
+        if not isinstance(scaling, Mapping) or not isinstance(scaling.get("type"), str):
+            raise ModelError(f"{source}: rope_scaling is {scaling!r}; it must be a table with a type")
         return cls(**plain)
 
 

@@ -21,6 +21,7 @@ from slipstream.models.heads.layout import (
     decoder_settings,
     drafted_ids,
     flag,
+    inner,
     layer_ids,
     maps_of,
     our_settings,
@@ -45,8 +46,7 @@ EXPECTED = {
 
 def eagle3_flags(table: Mapping[str, Any], source: str) -> list[str]:
     """Raise UnsupportedError where a flag asks for another architecture; returns a list for notices."""
-    inner = table.get("eagle_config")
-    for part in (table, inner if isinstance(inner, Mapping) else {}):
+    for part in (table, inner(table, "eagle_config", source)):
         for name, expected in EXPECTED.items():
             given = part.get(name, expected)
             if given is not None and given != expected:
@@ -116,10 +116,10 @@ def _read_three(table: Mapping[str, Any], weights: Weights, extra: Weights, sour
     if before is None:
         notices.append("norm_before_residual is not stated: read as false, as EAGLE-3 and SpecForge do (vLLM: true)")
     layers = layer_ids(table, LAYERS, source)
-    inner = layer_ids(table.get("eagle_config") or {}, LAYERS, source)
-    if not layers and inner:
-        layers = tuple(layer + 1 for layer in inner)
-        notices.append(f"layer ids {list(inner)} inside eagle_config name outputs: inputs of layers {list(layers)}")
+    outputs = layer_ids(inner(table, "eagle_config", source), LAYERS, source)
+    if not layers and outputs:
+        layers = tuple(layer + 1 for layer in outputs)
+        notices.append(f"layer ids {list(outputs)} inside eagle_config name outputs: inputs of layers {list(layers)}")
     hidden, vocab = keys.integer("hidden_size"), keys.integer("vocab_size")
     draft_vocab = keys.integer("draft_vocab_size", vocab)
     ids, more = drafted_ids(weights, vocab, draft_vocab, source)
@@ -152,9 +152,9 @@ def write(head: Head, rows: Rows | None) -> Written:
         values["lm_head.weight"] = frozen
     values = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in values.items()}
     outputs = [layer - 1 for layer in config.feature_layers]
-    inner: dict[str, Any] = {"use_aux_hidden_state": True, "norm_before_residual": config.norm_before_residual}
+    nested: dict[str, Any] = {"use_aux_hidden_state": True, "norm_before_residual": config.norm_before_residual}
     if outputs and min(outputs) >= 0:
-        inner[LAYERS] = outputs
+        nested[LAYERS] = outputs
     table = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -165,7 +165,7 @@ def write(head: Head, rows: Rows | None) -> Written:
         "tie_word_embeddings": False,
         "norm_before_residual": config.norm_before_residual,
         LAYERS: list(config.feature_layers) or None,
-        "eagle_config": inner,
+        "eagle_config": nested,
         KEY: our_settings(config),
     }
     if config.norm_before_residual:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InputError, ModelError
-from slipstream.models.heads.config import HeadConfig, tensors
+from slipstream.models.heads.config import MOST_VOCAB, HeadConfig, tensors
 from slipstream.models.tensor import Tensor
 
 STORAGE = ("F32", "F16", "BF16", "Q8_0")
@@ -133,8 +134,17 @@ def _q8_0(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
     )
 
 
+def as_ids(numbers: NDArray[Any]) -> NDArray[np.int32]:
+    """Target ids out of a file; those that int32 cannot hold stay out of range instead of becoming others."""
+    return np.asarray(np.clip(numbers.reshape(-1).astype(np.int64), -(2**31), 2**31 - 1), np.int32)
+
+
 def full_ids(vocab: int) -> NDArray[np.int32]:
-    """The identity map of a vocabulary that is not reduced."""
+    """The identity map of a vocabulary that is not reduced. Raises ModelError for more tokens than any has."""
+    if vocab > MOST_VOCAB:
+        raise ModelError(
+            f"head: a vocabulary of {vocab} tokens; at most {MOST_VOCAB} are possible, the head is damaged"
+        )
     return np.arange(vocab, dtype=np.int32)
 
 

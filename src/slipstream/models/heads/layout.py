@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.config import Keys, hf_rope_scaling
 from slipstream.models.heads.config import HeadConfig, tensors
-from slipstream.models.heads.head import Head, full_ids, store
+from slipstream.models.heads.head import Head, as_ids, full_ids, store
 from slipstream.models.heads.weights import Weights
 from slipstream.models.tensor import Tensor
 
@@ -37,10 +37,18 @@ class Written:
     notices: list[str] = field(default_factory=list)
 
 
+def inner(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    """A table inside of config.json; an empty one when absent."""
+    value = config.get(name)
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise ModelError(f"{source}: {name} is {str(value)[:80]!r}; it must be a table of settings")
+
+
 def flag(config: Mapping[str, Any], name: str, source: str) -> bool | None:
     """A truth value at the top of config.json or inside eagle_config; None where it is in neither."""
-    for table in (config, config.get("eagle_config") or {}):
-        value = table.get(name) if isinstance(table, Mapping) else None
+    for table in (config, inner(config, "eagle_config", source)):
+        value = table.get(name)
         if value is not None:
             if type(value) is not bool:
                 raise ModelError(f"{source}: {name} is {value!r}; it must be true or false")
@@ -65,7 +73,7 @@ def decoder_settings(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     if activation not in ("silu", "swish"):
         raise UnsupportedError(f"{source}: hidden_act is {activation!r}; heads are run with silu only")
     heads, hidden = keys.integer("num_attention_heads"), keys.integer("hidden_size")
-    rope = config.get("rope_parameters") or {}
+    rope = inner(config, "rope_parameters", source)
     found: dict[str, Any] = {
         "layers": keys.integer("num_hidden_layers", 1),
         "heads": heads,
@@ -128,7 +136,7 @@ def drafted_ids(weights: Weights, vocab: int, draft_vocab: int, source: str) -> 
             mask[ids] = True
             if not np.array_equal(mask[: t2d.size], t2d.reshape(-1).astype(bool)):
                 notices.append("d2t and t2d name different tokens; d2t is used, as every reader does")
-    return np.clip(ids, -(2**31), 2**31 - 1).astype(np.int32), notices
+    return as_ids(ids), notices
 
 
 def maps_of(head: Head) -> dict[str, NDArray[Any]]:
@@ -151,14 +159,9 @@ def read_ours(
     config: HeadConfig, table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
 ) -> HeadConfig:
     """Add what a foreign config.json keeps for slipstream alone; its tensors join the others."""
-    ours = table.get(KEY)
-    if ours is None:
-        return config
-    if not isinstance(ours, Mapping):
-        raise ModelError(f"{source}: {KEY} is {ours!r}; it must be a table of settings")
-    given = HeadConfig.from_dict({**config.as_dict(), **ours}, source)
+    ours = inner(table, KEY, source)
     weights.values.update(extra.values)
-    return given
+    return HeadConfig.from_dict({**config.as_dict(), **ours}, source) if ours else config
 
 
 def our_settings(config: HeadConfig) -> dict[str, Any]:

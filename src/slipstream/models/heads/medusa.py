@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.core.errors import ModelError, UnsupportedError
+from slipstream.models.config import Keys
 from slipstream.models.heads.config import HeadConfig
-from slipstream.models.heads.head import Head, full_ids, store
+from slipstream.models.heads.head import Head, as_ids, full_ids, store
 from slipstream.models.heads.layout import KEY, Written, assemble, foreign, our_settings, read_ours
 from slipstream.models.heads.weights import Weights
 
@@ -56,17 +57,21 @@ def read(table: Mapping[str, Any], weights: Weights, source: str) -> Head:
         stated = table.get(name)
         if stated is not None and stated != here:
             raise ModelError(f"{source}: {name} is {stated!r}, its tensors hold {here}; the head is incomplete")
-    hidden = weights.values["medusa.0.0.linear.weight"].shape[-1]
+    first = weights.values.get("medusa.0.0.linear.weight")
+    if first is None:
+        raise ModelError(f"{source}: tensors medusa.0.0.linear.weight are missing; the head is incomplete")
+    hidden = first.shape[-1]
     own = weights.values.get("medusa.0.lm_head.weight")
-    vocab = own.shape[0] if own is not None else int(table.get("vocab_size") or 0)
+    stated_vocab = Keys(table, source).integer("vocab_size") if table.get("vocab_size") else 0
+    vocab = own.shape[0] if own is not None else stated_vocab
     draft_vocab, ids = vocab, full_ids(vocab)
     reduced = weights.numbers.pop("token_map", None)
     if reduced is not None:
-        ids = reduced.reshape(-1).astype(np.int32)
-        draft_vocab, vocab = len(ids), int(table.get("vocab_size") or 0)
-    for head, block in found:
-        bias = f"medusa.{head}.{block}.linear.bias"
-        weights.values.setdefault(bias, store(np.zeros(hidden, np.float32), "F32"))
+        ids = as_ids(reduced)
+        draft_vocab, vocab = len(ids), stated_vocab
+    if not any(name.endswith(".linear.bias") for name in weights.values):  # blocks without any, as vLLM allows
+        zeros = store(np.zeros(hidden, np.float32), "F32")
+        weights.values.update({f"medusa.{head}.{block}.linear.bias": zeros for head, block in found})
     config = HeadConfig(
         kind="medusa",
         hidden=hidden,

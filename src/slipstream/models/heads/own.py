@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.heads.config import HeadConfig
-from slipstream.models.heads.head import Head, full_ids
+from slipstream.models.heads.head import Head, as_ids, full_ids
 from slipstream.models.heads.layout import Written, assemble
 from slipstream.models.heads.weights import Weights
 
@@ -33,13 +33,17 @@ def read(table: Mapping[str, Any], weights: Weights, source: str) -> Head:
         raise ModelError(f"{source}: head is {settings!r}; it must be a table of settings")
     config = HeadConfig.from_dict(settings, source)
     ids = weights.numbers.pop("draft_ids", None)
-    if ids is None:
-        ids = full_ids(config.draft_vocab)
-    return assemble(config, weights, ids.astype(np.int32), [])
+    if ids is None and config.draft_vocab != config.vocab:
+        raise ModelError(
+            f"{source}: drafts {config.draft_vocab} of {config.vocab} tokens but holds no draft_ids; "
+            "the head is incomplete, write it again"
+        )
+    return assemble(config, weights, full_ids(config.vocab) if ids is None else as_ids(ids), [])
 
 
 def write(head: Head, provenance: Mapping[str, Any]) -> Written:
     """The head as this format wants it; provenance is kept as it is, for the reader's eyes."""
     table = {"format": NAME, "version": VERSION, "head": head.config.as_dict(), "provenance": dict(provenance)}
-    reduced = len(head.ids) and not np.array_equal(head.ids, full_ids(head.config.draft_vocab))
-    return Written(table, dict(head.tensors), {"draft_ids": head.ids.astype(np.int32)} if reduced else {})
+    config = head.config
+    whole = config.draft_vocab == config.vocab and np.array_equal(head.ids, full_ids(config.vocab))
+    return Written(table, dict(head.tensors), {} if whole else {"draft_ids": head.ids})

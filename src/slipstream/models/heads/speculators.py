@@ -19,6 +19,7 @@ from slipstream.models.heads.layout import (
     decoder_settings,
     drafted_ids,
     flag,
+    inner,
     layer_ids,
     maps_of,
     our_settings,
@@ -50,8 +51,9 @@ def read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
     hidden, vocab = Keys(layer, source).integer("hidden_size"), Keys(layer, source).integer("vocab_size")
     draft_vocab = keys.integer("draft_vocab_size", vocab)
     ids, more = drafted_ids(weights, vocab, draft_vocab, source)
-    layers = layer_ids(table, LAYERS, source) or layer_ids(table.get("eagle_config") or {}, LAYERS, source)
-    verifier = (table.get("speculators_config") or {}).get("verifier") or {}
+    layers = layer_ids(table, LAYERS, source) or layer_ids(inner(table, "eagle_config", source), LAYERS, source)
+    around = inner(table, "speculators_config", source)
+    verifier = inner(around, "verifier", source)
     canonical(weights)
     config = HeadConfig(
         kind="eagle3",
@@ -62,7 +64,7 @@ def read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
         feature_layers=layers,
         norm_before_residual=bool(before),
         target=str(verifier.get("name_or_path") or ""),
-        depth=_speculative_tokens(table),
+        depth=_speculative_tokens(around),
         **stored_flags(weights),
         **decoder,
     )
@@ -70,8 +72,8 @@ def read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
     return assemble(config, weights, ids, notices + more)
 
 
-def _speculative_tokens(table: Mapping[str, Any]) -> int:
-    methods = (table.get("speculators_config") or {}).get("proposal_methods") or [{}]
+def _speculative_tokens(around: Mapping[str, Any]) -> int:
+    methods = around.get("proposal_methods") or [{}]
     first = methods[0] if isinstance(methods, list) and isinstance(methods[0], Mapping) else {}
     value = first.get("speculative_tokens", 0)
     return value if type(value) is int and value > 0 else 0
