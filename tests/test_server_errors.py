@@ -279,6 +279,7 @@ def test_admin_changes_what_is_drafted_and_goes_back(guarded):
         for bad, param in (
             ({"drafters": ["magic"]}, "drafters"),
             ({"reload": "magic"}, "reload"),
+            ({"reload": ""}, "reload"),
             ({"enabled": 1}, "enabled"),
             ({"max_nodes": -1}, "max_nodes"),
             ({"rollback": True, "enabled": True}, "rollback"),

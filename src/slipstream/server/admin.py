@@ -56,7 +56,7 @@ def describe(served: Served) -> dict[str, Any]:
 
 def apply(served: Served, body: AdminChange) -> dict[str, Any]:
     """Do what the body says, between two steps; returns the new state. In any thread. Raises InputError, ApiError."""
-    for field, names in (("drafters", body.drafters or []), ("reload", [body.reload] if body.reload else [])):
+    for field, names in (("drafters", body.drafters or []), ("reload", [] if body.reload is None else [body.reload])):
         unknown = next((name for name in names if name not in served.drafters), None)
         if unknown is not None:
             loaded = ", ".join(served.drafters) or "none"
