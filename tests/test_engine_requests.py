@@ -114,11 +114,11 @@ def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_chunks_and_twice_at_o
     monkeypatch.setattr("slipstream.engine.engine.FEWEST_TOKENS", 4)
     real, read = target.prefill, []
 
-    def struck(slot, tokens):
+    def struck(slot, tokens, *last):
         read.append(len(tokens))
         for _ in range(len(read)):
             signal.raise_signal(signal.SIGINT)
-        real(slot, tokens)
+        return real(slot, tokens, *last)
 
     monkeypatch.setattr(target, "prefill", struck)
     for prefilled in (4, 4):

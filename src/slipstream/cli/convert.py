@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @app.command("convert")
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of a head, in any format that is read.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="IN", help="Folder of a head, in any format that is read, or a shipped head's name."),
+    ],
     destination: Annotated[Path, typer.Argument(metavar="OUT", help="New folder.")],
     to: Annotated[str, typer.Option("--to", help="slipstream, speculators, eagle3 or medusa.")] = "slipstream",
     storage: Annotated[str | None, typer.Option(help="F32, F16, BF16 or Q8_0 (default: as it is).")] = None,
@@ -27,15 +30,15 @@ def convert(
     """Write a drafting head in another format, with every flag; it is read back and must draft the same."""
     from slipstream.models.heads.formats import read_head, write_head
     from slipstream.models.heads.head import restore
+    from slipstream.models.heads.shipped import place_of
 
-    head = read_head(source)
+    place = place_of(source)
+    head = read_head(place)
     for name in head.unused:
         say(f"tensor {name} is not known and is left out")
     if storage is not None:
         head = restore(head, storage)
-    notices = write_head(
-        destination, head, to, rows_of(target), {"converted_from": source.name}, require_same(head, to)
-    )
+    notices = write_head(destination, head, to, rows_of(target), {"converted_from": place.name}, require_same(head, to))
     for notice in [*head.notices, *notices]:
         say(notice)
     size = sum(file.stat().st_size for file in destination.iterdir())

@@ -91,6 +91,7 @@ def answers(
     """The target answers prompts, and its hidden states are kept on the way. Killed, it goes on where it was."""
     if minutes is not None and not minutes > 0:
         raise InputError(f"--minutes is {minutes}; it must be above 0")
+    require_training()
     until = time.perf_counter() + 60 * (minutes or math.inf)
     from slipstream.build import open_named
     from slipstream.kernels import measure, native
