@@ -129,7 +129,9 @@ class Ledger:
         """An answer has ended, for whatever reason: how much faster it was than plain decoding, and its counts."""
         plain = self.plain_step_s
         if plain is not None and answer.decode_s > 0:
-            answer.stats.speedup_estimate = answer.count * plain / answer.decode_s
+            # A busy moment can make the plain step look longer than steps of this answer, which it never is.
+            estimate = answer.count * plain / answer.decode_s
+            answer.stats.speedup_estimate = min(estimate, answer.count / max(1, answer.stats.num_steps))
         if answer.request.replay:
             return
         self._speculation = total([self._speculation, answer.stats], [self._tokens, answer.count])
