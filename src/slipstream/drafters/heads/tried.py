@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import SlipstreamError
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KIND = "2"
+"""Of the trial: outcomes of another kind are not asked."""
+
 
 def warn_if_useless(argument: str, head: Head, parts: TargetParts, target: Target, model: ModelFile) -> None:
-    """Try a head that was not tried on this target before; log a loud warning when it does not fit."""
+    """Try a head that was not tried on this target before; log a loud warning when it does not fit or is weak."""
     place = place_of(argument)
     if place.parent == FOLDER:
         return
@@ -35,12 +39,12 @@ def warn_if_useless(argument: str, head: Head, parts: TargetParts, target: Targe
         tokens = _prompt(model)
         text = own_text(target, tokens)
         try:
-            trial = try_head(head, parts, reader_of(target), text, len(tokens))
+            trial = try_head(head, parts, reader_of(target), text, len(tokens), model.config.num_layers)
         except SlipstreamError as error:
             log.warning("head %s could not be tried on %s: %s", argument, model.name, error)
             return
         remember(place, model, trial)
-    if trial.useless:
+    if trial.doubtful:
         log.warning("%s", trial.message(f"head {argument}"))
 
 
@@ -56,13 +60,12 @@ def remember(place: Path, model: ModelFile, trial: Trial) -> None:
     with contextlib.suppress(OSError):
         note = _note(place, model)
         note.parent.mkdir(parents=True, exist_ok=True)
-        said = {"rate": trial.rate, "count": trial.count, "remedy": trial.remedy, "better": trial.better}
-        note.write_text(json.dumps(said))
+        note.write_text(json.dumps(asdict(trial)))
 
 
 def _note(place: Path, model: ModelFile) -> Path:
     """The file of a pair; its name changes with every file of the head and with the model."""
-    known = [str(place.resolve()), str(model.path), str(model.weights_bytes)]
+    known = [KIND, str(place.resolve()), str(model.path), str(model.weights_bytes)]
     for file in sorted(place.iterdir()) if place.is_dir() else []:
         about = file.stat()
         known += [file.name, str(about.st_size), str(about.st_mtime_ns)]
