@@ -43,7 +43,7 @@ def fitted(head: Head, config: ModelConfig, fingerprint: str, source: str, targe
     _check_values(head, source)
     for notice in head.notices:
         log.warning("%s: %s", source, notice)
-    return Head(replace(head.config, feature_layers=layers), head.tensors, head.ids, head.notices)
+    return replace(head, config=replace(head.config, feature_layers=layers))
 
 
 def _check_sizes(head: Head, config: ModelConfig, source: str, target: str) -> None:
@@ -73,7 +73,7 @@ def _complete(head: Head, config: ModelConfig) -> Head:
     draft_vocab = head.config.draft_vocab or vocab
     ids = head.ids if len(head.ids) or draft_vocab != vocab else full_ids(vocab)
     settled = replace(head.config, vocab=vocab, draft_vocab=draft_vocab)
-    return Head(settled, head.tensors, ids, head.notices, head.unused)
+    return replace(head, config=settled, ids=ids)
 
 
 def _check_values(head: Head, source: str) -> None:

@@ -5,7 +5,8 @@ Inside `eagle_config` (SpecForge, SGLang) layer ids name layers whose *outputs* 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slipstream.core.errors import UnsupportedError
@@ -17,6 +18,7 @@ from slipstream.models.heads.layout import (
     Rows,
     Written,
     assemble,
+    contradiction,
     decoder_json,
     decoder_settings,
     drafted_ids,
@@ -26,7 +28,9 @@ from slipstream.models.heads.layout import (
     maps_of,
     our_settings,
     read_ours,
+    size,
     split_ours,
+    stated,
     with_head_rows,
 )
 from slipstream.models.heads.weights import Weights
@@ -44,17 +48,16 @@ EXPECTED = {
 """Flags of EAGLE-3 variants: what they must say, where they say anything, to be the architecture run here."""
 
 
-def eagle3_flags(table: Mapping[str, Any], source: str) -> list[str]:
-    """Raise UnsupportedError where a flag asks for another architecture; returns a list for notices."""
-    for part in (table, inner(table, "eagle_config", source)):
-        for name, expected in EXPECTED.items():
-            given = part.get(name, expected)
-            if given is not None and given != expected:
+def require_known(table: Mapping[str, Any], source: str) -> None:
+    """Raise UnsupportedError where a flag asks for another architecture, even if another place says otherwise."""
+    for name, expected in EXPECTED.items():
+        found = stated(table, name, source)
+        for given in found.values():
+            if given != expected:
+                said = contradiction(name, found) or f"{name} is {json.dumps(given)}"
                 raise UnsupportedError(
-                    f"{source}: {name} is {str(given).lower()}; heads with it are not run here, "
-                    f"only those where it is {str(expected).lower()}"
+                    f"{source}: {said}; heads with it are not run here, only those where it is {json.dumps(expected)}"
                 )
-    return []
 
 
 def canonical(weights: Weights) -> None:
@@ -76,9 +79,21 @@ def stored_flags(weights: Weights) -> dict[str, Any]:
     }
 
 
-def matches(table: Mapping[str, Any], weights: Weights) -> bool:
-    """True for tensors of an EAGLE head."""
-    names = {name.removeprefix("model.") for name in weights.names()}
+def drafted(weights: Weights) -> set[int]:
+    """How many tokens a head drafts, as its tensors have it."""
+    rows = {weights.values[name].shape[0] for name in ("lm_head.weight",) if name in weights.values}
+    return rows | {weights.numbers[name].size for name in ("d2t",) if name in weights.numbers}
+
+
+def feature_widths(weights: Weights, layers: tuple[int, ...]) -> set[int]:
+    """The width of each feature of EAGLE-3, as the columns of fc have it."""
+    found = weights.values.get("fc.weight")
+    return set() if found is None else {found.shape[-1] // (len(layers) or 3)}
+
+
+def matches(names: Collection[str]) -> bool:
+    """True for the names of an EAGLE head's tensors."""
+    names = {name.removeprefix("model.") for name in names}
     return "fc.weight" in names and any(name.startswith(("midlayer.", "layers.0.")) for name in names)
 
 
@@ -111,19 +126,27 @@ def _has(weights: Weights, ending: str) -> bool:
 
 
 def _read_three(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str) -> Head:
-    notices, keys = eagle3_flags(table, source), Keys(table, source)
-    before = flag(table, "norm_before_residual", source)
+    require_known(table, source)
+    notices: list[str] = []
+    keys = Keys(table, source)
+    before = flag(table, "norm_before_residual", source, notices)
     if before is None:
         notices.append("norm_before_residual is not stated: read as false, as EAGLE-3 and SpecForge do (vLLM: true)")
     layers = layer_ids(table, LAYERS, source)
     outputs = layer_ids(inner(table, "eagle_config", source), LAYERS, source)
-    if not layers and outputs:
-        layers = tuple(layer + 1 for layer in outputs)
+    nested = tuple(layer + 1 for layer in outputs)
+    if outputs and not layers:
+        layers = nested
         notices.append(f"layer ids {list(outputs)} inside eagle_config name outputs: inputs of layers {list(layers)}")
+    elif outputs and layers != nested:
+        notices.append(
+            f"{LAYERS} is {list(layers)} at the top, where it names inputs, and {list(outputs)} inside eagle_config, "
+            f"where it names outputs (inputs {list(nested)}): the former is used; correct the wrong one"
+        )
     hidden, vocab = keys.integer("hidden_size"), keys.integer("vocab_size")
-    draft_vocab = keys.integer("draft_vocab_size", vocab)
+    draft_vocab = size(table, "draft_vocab_size", vocab, source, notices, drafted(weights))
     ids, more = drafted_ids(weights, vocab, draft_vocab, source)
-    width = keys.integer("target_hidden_size", hidden)
+    width = size(table, "target_hidden_size", hidden, source, notices, feature_widths(weights, layers))
     config = HeadConfig(
         kind="eagle3",
         hidden=hidden,

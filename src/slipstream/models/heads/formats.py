@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from slipstream.core.errors import InputError, ModelError
 from slipstream.models.files import read_json
 from slipstream.models.heads import eagle, medusa, own, speculators
 from slipstream.models.heads.head import Head
-from slipstream.models.heads.layout import Rows, Written
-from slipstream.models.heads.weights import Weights, read_safetensors, read_weights, write_safetensors
+from slipstream.models.heads.layout import KEY, PROVENANCE, Rows, Written, inner
+from slipstream.models.heads.weights import FILES, PICKLED, Weights, read_safetensors, read_weights, write_safetensors
 from slipstream.models.home import typed
-from slipstream.models.safetensors_file import SINGLE
+from slipstream.models.safetensors_file import SINGLE, SafetensorsFile
 
 FORMATS = ("slipstream", "speculators", "eagle3", "medusa")
 """The formats that are written. EAGLE-1/2 and SpecForge are read as well."""
@@ -42,17 +43,37 @@ def read_head(path: str | Path) -> Head:
 
 
 def _read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str) -> Head:
-    names = weights.names()
     if own.matches(table):
-        return own.read(table, weights, source)
+        head = own.read(table, weights, source)
+        return replace(head, format="slipstream", provenance=dict(inner(table, PROVENANCE, source)))
     if speculators.matches(table):
-        return speculators.read(table, weights, extra, source)
-    if medusa.matches(table, weights):
-        return medusa.read(table, weights, source)
-    if eagle.matches(table, weights):
-        return eagle.read(table, weights, extra, source)
-    shown = ", ".join(names[:4])
-    raise ModelError(f"{source}: is no EAGLE, EAGLE-3 or Medusa head (it holds tensors {shown}, ...)")
+        head = replace(speculators.read(table, weights, extra, source), format="speculators")
+    elif medusa.matches(table, weights.names()):
+        head = replace(medusa.read(table, weights, source), format="medusa")
+    elif eagle.matches(weights.names()):
+        head = eagle.read(table, weights, extra, source)
+        head = replace(head, format=head.config.kind)
+    else:
+        shown = ", ".join(weights.names()[:4])
+        raise ModelError(f"{source}: is no EAGLE, EAGLE-3 or Medusa head (it holds tensors {shown}, ...)")
+    return replace(head, provenance=dict(inner(inner(table, KEY, source), PROVENANCE, source)))
+
+
+def is_head(path: str | Path) -> bool:
+    """True for a folder that holds a head and no model, as far as settings and names of tensors tell; reads little."""
+    folder = typed(path)
+    if not (folder / "config.json").is_file():
+        return False
+    table = read_json(folder / "config.json")
+    if own.matches(table) or speculators.matches(table):
+        return True
+    files = [folder / name for name in FILES if (folder / name).is_file()]
+    names = [name for file in files for name in SafetensorsFile(file).tensors]
+    if medusa.matches(table, names) or eagle.matches(names):
+        return True
+    # Of a pickled head nothing is seen without torch; unlike models, heads come without a tokenizer.
+    pickled = not files and any((folder / name).is_file() for name in PICKLED)
+    return pickled and not list(folder.glob("tokenizer*"))
 
 
 def write_head(
@@ -65,18 +86,21 @@ def write_head(
 ) -> list[str]:
     """Write a head as a new folder and return what its user should know; on any failure nothing is left behind.
 
-    rows: the target's LM head, needed where a format must hold rows that this head takes from it. provenance: kept in
-    the slipstream format. check: looks at what is read back, and raises when it is not right. Raises InputError for an
+    rows: the target's LM head, needed where a format must hold rows that this head takes from it. provenance: joins
+    that of the head. check: looks at what is read back, and raises when it is not right. Raises InputError for an
     unknown format or a folder that is there, ModelError otherwise.
     """
     if format_name not in FORMATS:
         raise InputError(f"format is {format_name!r}; choose one of {', '.join(FORMATS)}")
+    facts = {**head.provenance, **(provenance or {})}
     if format_name == "slipstream":
-        written = own.write(head, provenance or {})
+        written = own.write(head, facts)
     elif format_name == "medusa":
         written = medusa.write(head)
     else:
         written = (speculators if format_name == "speculators" else eagle).write(head, rows)
+    if format_name != "slipstream" and facts:
+        written.config[KEY][PROVENANCE] = facts
     with new_folder(typed(path)) as folder:
         _save(folder, written, medusa.FILE if format_name == "medusa" else SINGLE)
         if check is not None:

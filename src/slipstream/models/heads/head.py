@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Head:
     """One head. ids: int32 [draft_vocab], the target id of each drafted id, ascending or not, all different.
 
     notices: what a reader should be told about how the file was understood. unused: tensors of the file that no part of
-    the description needs.
+    the description needs. format, provenance: of the file it was read from, and what that says it was made from.
     """
 
     config: HeadConfig
@@ -33,6 +33,8 @@ class Head:
     ids: NDArray[np.int32]
     notices: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    format: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """All tensors unpacked to fp32, by canonical name."""
@@ -97,7 +99,7 @@ def make_head(
 def restore(head: Head, storage: str) -> Head:
     """The same head with its matrices stored in another way."""
     kept = {name: store(tensor.float32(), storage) for name, tensor in head.tensors.items()}
-    return Head(head.config, kept, head.ids, list(head.notices), list(head.unused))
+    return replace(head, tensors=kept)
 
 
 def store(values: NDArray[np.float32], storage: str) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,14 @@ Rows = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 """The target's LM head: fp32 rows [ids, hidden] of these target ids."""
 KEY = "slipstream"
 """Where config.json of a foreign format keeps what only slipstream reads."""
+PROVENANCE = "provenance"
+"""What a head was made from, for the reader's eyes: at the top of slipstream's format, under KEY in foreign ones."""
 OURS = ("feature_norm", "embedding_residual", "markov_rank")
 """Settings that change what a head computes and that no other reader knows."""
 OWN_TENSORS = ("feature_norm.weight", "embedding_residual.weight", "markov_in.weight", "markov_out.weight")
 IGNORED = ("rotary_emb.inv_freq",)
+NESTED = ("eagle_config", "transformer_layer_config")
+"""Tables inside of config.json that may say a setting of its top again."""
 
 
 @dataclass(slots=True)
@@ -45,15 +50,52 @@ def inner(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any
     raise ModelError(f"{source}: {name} is {str(value)[:80]!r}; it must be a table of settings")
 
 
-def flag(config: Mapping[str, Any], name: str, source: str) -> bool | None:
-    """A truth value at the top of config.json or inside eagle_config; None where it is in neither."""
-    for table in (config, inner(config, "eagle_config", source)):
-        value = table.get(name)
-        if value is not None:
-            if type(value) is not bool:
-                raise ModelError(f"{source}: {name} is {value!r}; it must be true or false")
-            return value
-    return None
+def stated(config: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    """What config.json says of a setting, by where it does: at the top first, then inside of nested tables."""
+    tables = {"at the top": config, **{f"inside {place}": inner(config, place, source) for place in NESTED}}
+    return {place: table[name] for place, table in tables.items() if table.get(name) is not None}
+
+
+def contradiction(name: str, found: Mapping[str, Any]) -> str:
+    """What is said of a setting and where, if not everywhere alike; else an empty text."""
+    said = {place: json.dumps(value) for place, value in found.items()}
+    if len(set(said.values())) < 2:
+        return ""
+    return f"{name} is " + " and ".join(f"{value} {place}" for place, value in said.items())
+
+
+def flag(config: Mapping[str, Any], name: str, source: str, notices: list[str]) -> bool | None:
+    """A truth value at the top of config.json or nested; None where it is in neither.
+
+    No shape of a tensor tells which is right where they differ: the first is used, and a notice is added.
+    """
+    found = stated(config, name, source)
+    for value in found.values():
+        if type(value) is not bool:
+            raise ModelError(f"{source}: {name} is {value!r}; it must be true or false")
+    first: bool | None = next(iter(found.values()), None)
+    if both := contradiction(name, found):
+        notices.append(f"{both}: read as {json.dumps(first)}; correct the one that is wrong")
+    return first
+
+
+def size(
+    config: Mapping[str, Any], name: str, default: int, source: str, notices: list[str], held: Collection[int]
+) -> int:
+    """A number at the top of config.json or nested, else the default.
+
+    held: what the tensors make it. Where the file says two numbers, that one is used and a notice added. Raises
+    ModelError where the tensors speak for neither.
+    """
+    found = stated(config, name, source)
+    sizes = [Keys({name: value}, source).integer(name) for value in found.values()] or [default]
+    if both := contradiction(name, found):
+        fitting = [size for size in sizes if size in held]
+        if not fitting:
+            raise ModelError(f"{source}: {both}, and its tensors fit neither; the settings belong to another head")
+        notices.append(f"{both}: read as {fitting[0]}, which its tensors have; correct the other")
+        return fitting[0]
+    return sizes[0]
 
 
 def layer_ids(config: Mapping[str, Any], name: str, source: str) -> tuple[int, ...]:
@@ -159,7 +201,7 @@ def read_ours(
     config: HeadConfig, table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
 ) -> HeadConfig:
     """Add what a foreign config.json keeps for slipstream alone; its tensors join the others."""
-    ours = inner(table, KEY, source)
+    ours = {name: value for name, value in inner(table, KEY, source).items() if name != PROVENANCE}
     weights.values.update(extra.values)
     return HeadConfig.from_dict({**config.as_dict(), **ours}, source) if ours else config
 
@@ -208,4 +250,4 @@ def with_head_rows(head: Head, rows: Rows | None, format_name: str) -> tuple[Ten
 def as_foreign(head: Head) -> Head:
     """The head as a foreign format keeps it: in types that every reader knows, but for what only slipstream reads."""
     kept = {name: tensor if name in OWN_TENSORS else foreign(tensor) for name, tensor in head.tensors.items()}
-    return Head(head.config, kept, head.ids, head.notices, head.unused)
+    return replace(head, tensors=kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,11 @@ _VLLM_LINEAR = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _VLLM_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
-def matches(table: Mapping[str, Any], weights: Weights) -> bool:
+def matches(table: Mapping[str, Any], names: Collection[str]) -> bool:
     """True for a Medusa head of either naming."""
     if "medusa_num_heads" in table or table.get("model_type") == "medusa":
         return True
-    return any(_LINEAR.fullmatch(_plain(name)) for name in weights.values)
+    return any(_LINEAR.fullmatch(_plain(name)) for name in names)
 
 
 def _plain(name: str) -> str:

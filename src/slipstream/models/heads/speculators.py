@@ -8,13 +8,14 @@ from typing import Any
 from slipstream.core.errors import ModelError, UnsupportedError
 from slipstream.models.config import Keys
 from slipstream.models.heads.config import HeadConfig
-from slipstream.models.heads.eagle import LAYERS, canonical, eagle3_flags, stored_flags
+from slipstream.models.heads.eagle import LAYERS, canonical, drafted, feature_widths, require_known, stored_flags
 from slipstream.models.heads.head import Head
 from slipstream.models.heads.layout import (
     KEY,
     Rows,
     Written,
     assemble,
+    contradiction,
     decoder_json,
     decoder_settings,
     drafted_ids,
@@ -24,7 +25,9 @@ from slipstream.models.heads.layout import (
     maps_of,
     our_settings,
     read_ours,
+    size,
     split_ours,
+    stated,
     with_head_rows,
 )
 from slipstream.models.heads.weights import Weights
@@ -43,22 +46,26 @@ def read(table: Mapping[str, Any], weights: Weights, extra: Weights, source: str
     layer = table.get("transformer_layer_config")
     if not isinstance(layer, Mapping):
         raise ModelError(f"{source}: transformer_layer_config is missing; the head's configuration is damaged")
-    notices = eagle3_flags(table, source)
-    before = flag(table, "norm_before_residual", source)
+    require_known(table, source)
+    notices: list[str] = []
+    before = flag(table, "norm_before_residual", source, notices)
     if before is None:
         notices.append("norm_before_residual is not stated: read as false, as speculators does (vLLM reads true)")
-    decoder, keys = decoder_settings(layer, source), Keys(table, source)
+    decoder = decoder_settings(layer, source)
     hidden, vocab = Keys(layer, source).integer("hidden_size"), Keys(layer, source).integer("vocab_size")
-    draft_vocab = keys.integer("draft_vocab_size", vocab)
+    canonical(weights)
+    draft_vocab = size(table, "draft_vocab_size", vocab, source, notices, drafted(weights))
     ids, more = drafted_ids(weights, vocab, draft_vocab, source)
-    layers = layer_ids(table, LAYERS, source) or layer_ids(inner(table, "eagle_config", source), LAYERS, source)
+    said = stated(table, LAYERS, source)
+    layers = layer_ids({LAYERS: next(iter(said.values()), None)}, LAYERS, source)
+    if both := contradiction(LAYERS, said):
+        notices.append(f"{both}: read as {list(layers)}; correct the one that is wrong")
     around = inner(table, "speculators_config", source)
     verifier = inner(around, "verifier", source)
-    canonical(weights)
     config = HeadConfig(
         kind="eagle3",
         hidden=hidden,
-        target_hidden=keys.integer("target_hidden_size", hidden),
+        target_hidden=size(table, "target_hidden_size", hidden, source, notices, feature_widths(weights, layers)),
         vocab=vocab,
         draft_vocab=draft_vocab,
         feature_layers=layers,
