@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -38,6 +40,12 @@ class SlotTarget:
 
     def wait(self) -> None:
         """Nothing to wait for."""
+
+    def share(self, max_context: int, slots: int) -> Self:
+        assert 0 < max_context <= self.max_context
+        other = copy(self)
+        SlotTarget.__init__(other, self.vocab_size, max_context, slots)
+        return other
 
     def open(self) -> int:
         if not self.free:
@@ -155,6 +163,11 @@ class TableTransformer(SlotTarget):
         self.weights = rng.normal(size=(layers, 4, width, width)) / width**0.5
         self.head = rng.normal(size=(width, vocab_size)) * 2
         self.kv: dict[int, list[np.ndarray]] = {}
+
+    def share(self, max_context: int, slots: int) -> Self:
+        other = super().share(max_context, slots)
+        other.kv = {}
+        return other
 
     def open(self) -> int:
         slot = super().open()

@@ -41,7 +41,7 @@ CACHE_DRAFTERS = {
     "trees": lambda target: beds.random_tree(16, 2),
     "empty": lambda target: beds.given([]),
     "a model": lambda target: SmallModel(beds.TableTransformer(seed=1), 16),
-    "itself": lambda target: SmallModel(beds.TableTransformer(), 16),
+    "itself": lambda target: SmallModel(target.share(target.max_context, 8), 16),
 }
 
 

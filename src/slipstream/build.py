@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slipstream.control.base import Controller
 from slipstream.core.errors import InputError, UnsupportedError
 from slipstream.drafters import DraftSpec, Materials, build, drawing, ordered, parse
-from slipstream.targets.runtime import Choice, choose, load, share
+from slipstream.targets.runtime import Choice, choose, load
 
 if TYPE_CHECKING:
     from slipstream.drafters.base import Drafter
@@ -120,9 +120,8 @@ def build_model(model: str | Path, settings: Settings) -> Built:
     def load_draft(name: str) -> Target:
         drafted, _ = draft_files[name]
         context = min(target.max_context, drafted.config.max_context)
-        again = share(target, context, settings.slots) if drafted.path == file.path else None
-        if again is not None:
-            return again
+        if drafted.path == file.path:
+            return target.share(context, settings.slots)
         choice = choose(drafted, settings.runtime, settings.device, settings.dtype)
         return load_target(drafted, context, settings.slots, settings.threads, choice)
 

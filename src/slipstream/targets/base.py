@@ -63,6 +63,12 @@ class Target(Protocol):
     def wait(self) -> None:
         """Return when the device has done all it was given (for clocks)."""
 
+    def share(self, max_context: int, slots: int) -> Target:
+        """A second target over the same weights in memory, with a cache of its own, and without features.
+
+        Passes of the two take turns. Raises InputError for a context longer than the model's.
+        """
+
     def open(self) -> int:
         """A free slot of length 0. Raises InputError when all are taken."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,9 +90,3 @@ def load(
         torch.set_num_threads(threads)
     placement = Placement(choice.device, choice.dtype, graphs=os.environ.get("SLIPSTREAM_GRAPHS") or None)
     return TransformersTarget.load(file, max_context, slots, features, placement)
-
-
-def share(target: Target, max_context: int, slots: int) -> Target | None:
-    """A second target over the same weights in memory, with a cache of its own; None for targets that cannot."""
-    again: Callable[[int, int], Target] | None = getattr(target, "share", None)
-    return again(max_context, slots) if again is not None else None
