@@ -13,7 +13,9 @@ from slipstream.targets.base import RowInput
 torch_beds = pytest.importorskip("torch_beds", reason="needs torch: pip install 'slipstream[torch]'")
 torch, transformers, VOCAB = torch_beds.torch, torch_beds.transformers, torch_beds.VOCAB
 
+from slipstream.targets.transformers import model as model_module  # noqa: E402
 from slipstream.targets.transformers import passes  # noqa: E402
+from slipstream.targets.transformers.features import FeatureTap  # noqa: E402
 from slipstream.targets.transformers.model import TransformersTarget  # noqa: E402
 from torch_beds import answers, engine_of, prompt  # noqa: E402
 
@@ -224,6 +226,25 @@ def test_features_are_the_inputs_of_layers():
     assert worst(output.features[0][4], torch.cat([below[i][0, -1] for i in (2, 0, 1)]).numpy()) < 1e-5
     with pytest.raises(InputError, match="layer 4 does not exist"):
         TransformersTarget(torch_beds.tiny("llama"), features=(4,))
+
+
+@pytest.mark.parametrize("last", [0, 1, 9, 10, 25, 29, None])
+def test_prefill_in_chunks_gives_the_features_that_are_asked_for_and_keeps_no_others(monkeypatch, last):
+    target = TransformersTarget(torch_beds.tiny("llama"), slots=2, features=(2, 0, 1))
+    tokens, kept, take = prompt(29), [], FeatureTap.take
+    whole = target.prefill(target.open(), tokens)
+
+    def counting(self, first=0):
+        kept.append(take(self, first))
+        return kept[-1]
+
+    monkeypatch.setattr(FeatureTap, "take", counting)
+    monkeypatch.setattr(model_module, "PREFILL_ROWS", 10)
+    features = target.prefill(target.open(), tokens, last)
+    assert features.shape == (29 if last is None else last, 96)
+    assert sum(map(len, kept)) == len(features)
+    if last != 0:
+        assert worst(features, whole[29 - len(features) :]) < 1e-5
 
 
 def test_slots_grow_fork_truncate_and_close():

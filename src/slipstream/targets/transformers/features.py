@@ -43,12 +43,15 @@ class FeatureTap:
 
         return hook
 
-    def take(self) -> Any:
-        """float32 [rows, width] of the last pass, layers side by side in the order asked for; None without layers."""
+    def take(self, first: int = 0) -> Any:
+        """float32 [rows, width] of the last pass, from row `first` on; None without layers.
+
+        Layers stand side by side in the order asked for.
+        """
         if not self.layers:
             return None
-        first = self._caught[self.layers[0]].device
-        found = torch.cat([self._caught[layer][0].float().to(first) for layer in self.layers], 1)
+        device = self._caught[self.layers[0]].device
+        found = torch.cat([self._caught[layer][0, first:].float().to(device) for layer in self.layers], 1)
         self._caught = {}
         return found
 

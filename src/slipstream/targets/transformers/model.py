@@ -200,6 +200,7 @@ class TransformersTarget:
         Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
         """
         self._check_tokens(tokens)
+        before = 0 if last is None else len(tokens) - last  # tokens whose features nobody wants
         made = []
         self._pending = []
         for start in range(0, len(tokens), PREFILL_ROWS):
@@ -209,11 +210,9 @@ class TransformersTarget:
                 self._cache.reserve(slot, len(part), len(part))
                 self._call(self.model.base_model, [row], part)
                 self._cache.commit(slot, range(len(part)))
-                made.append(self._tap.take())
+                made.append(self._tap.take(max(0, before - start)))
         if not self._tap.width:
             return None
-        if last is not None:
-            made = [torch.cat(made)[len(tokens) - last :]] if made else []
         return np.concatenate([part.cpu().numpy() for part in made] or [np.empty((0, self._tap.width), np.float32)])
 
     def forward(self, rows: Sequence[RowInput]) -> PassOutput:
