@@ -10,7 +10,7 @@ import beds
 from slipstream.cli.report import speculation_lines
 from slipstream.control.adaptive import Adaptive
 from slipstream.core.stats import Speculation, tally, total
-from slipstream.core.types import Offers
+from slipstream.core.types import CompletionOutput, Offers, RequestOutput, speculation_of
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.recycling import Recycling
 
@@ -103,3 +103,16 @@ def test_tally_counts_by_depth():
     counts = [1]
     tally(counts, [1, 3, 3])
     assert counts == [2, 0, 2]
+
+
+def test_all_answers_of_several_prompts_together():
+    def answer(steps: int, tokens: int) -> CompletionOutput:
+        stats = Speculation(num_steps=steps, tokens_before_trimming=tokens + 1, speedup_estimate=2.0)
+        return CompletionOutput(0, "", [7] * tokens, "length", speculation=stats)
+
+    whole = speculation_of(
+        [RequestOutput(None, [1], [answer(2, 7), answer(3, 9)]), RequestOutput(None, [1], [answer(5, 11)])]
+    )
+    assert (whole.num_steps, whole.tokens_before_trimming, whole.tokens_per_pass) == (10, 30, 3.0)
+    assert whole.speedup_estimate == pytest.approx(2.0)
+    assert speculation_of([]).num_steps == 0

@@ -13,7 +13,7 @@ from slipstream.cli import options as o
 from slipstream.cli.app import app
 from slipstream.cli.report import prompt_progress, speculation_lines, statistics_line
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.stats import total
+from slipstream.core.types import speculation_of
 
 if TYPE_CHECKING:
     from slipstream.core.params import SamplingParams
@@ -102,14 +102,13 @@ class Session:
         if not self.results:
             return "no answers yet"
         last = self.results[-1].outputs[0].speculation
-        counts = [result.usage["completion_tokens"] for result in self.results]
-        whole = total([result.outputs[0].speculation for result in self.results], counts)
+        tokens, whole = sum(result.usage["completion_tokens"] for result in self.results), speculation_of(self.results)
         seconds = sum(result.timing.decode_s for result in self.results)
         return "\n".join(
             [
                 f"last answer: {statistics_line(self.results[-1])[1:-1]}",
                 *speculation_lines(last),
-                f"{len(self.results)} answers: {sum(counts)} tokens in {seconds:.2f} s, "
+                f"{len(self.results)} answers: {tokens} tokens in {seconds:.2f} s, "
                 f"{whole.tokens_per_pass:.2f} tokens per pass",
                 *speculation_lines(whole),
             ]

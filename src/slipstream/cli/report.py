@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.stats import Speculation
-from slipstream.core.types import CompletionOutput, RequestOutput
+from slipstream.core.types import CompletionOutput, RequestOutput, speculation_of
 
 LONG_PROMPT = 512
 """Tokens from which on reading the prompt is shown."""
@@ -16,30 +16,25 @@ LONG_PROMPT = 512
 
 def statistics_line(result: RequestOutput, alone: bool = True) -> str:
     """Speed, and what speculation did, for people. alone: no other prompt shared the passes."""
-    timing, stats = result.timing, [output.speculation for output in result.outputs]
+    timing, stats = result.timing, speculation_of([result])
     made = result.usage["completion_tokens"]
-    drafted = sum(each.num_draft_tokens for each in stats)
-    accepted = sum(each.num_accepted_draft_tokens for each in stats)
-    steps = sum(each.num_steps for each in stats)
     reused = f", {timing.reused_tokens} of them cached" if timing.reused_tokens else ""
     parts = [
         f"{made} tokens in {timing.decode_s:.2f} s, {timing.tokens_per_second:.1f} tokens/s",
         f"prompt {len(result.prompt_token_ids)} tokens{reused} in {timing.prefill_s:.2f} s",
     ]
-    if steps:
-        parts.append(f"{sum(each.tokens_before_trimming for each in stats) / steps:.2f} tokens per pass")
-    if drafted:
-        parts.append(f"{accepted} of {drafted} drafted tokens accepted")
-        gains = [each.speedup_estimate for each in stats if each.speedup_estimate]
-        if gains and alone and len(gains) == 1:
-            parts.append(f"about {gains[0]:.2f}x plain decoding")
-    if any(each.near_ties for each in stats):
-        parts.append(f"{sum(each.near_ties for each in stats)} near-ties")
-    if not all(each.exact for each in stats):
+    if stats.num_steps:
+        parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
+    if stats.num_draft_tokens:
+        parts.append(f"{stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafted tokens accepted")
+        if stats.speedup_estimate and alone and len(result.outputs) == 1:
+            parts.append(f"about {stats.speedup_estimate:.2f}x plain decoding")
+    if stats.near_ties:
+        parts.append(f"{stats.near_ties} near-ties")
+    if not stats.exact:
         parts.append("LOSSY verifier: not the output of plain decoding")
-    failures = sum(each.drafter_failures for each in stats)
-    if failures:
-        parts.append(f"{failures} drafter failures")
+    if stats.drafter_failures:
+        parts.append(f"{stats.drafter_failures} drafter failures")
     return "[" + "; ".join(parts) + "]"
 
 

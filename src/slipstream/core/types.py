@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slipstream.core.params import SamplingParams
-from slipstream.core.stats import Speculation
+from slipstream.core.stats import Speculation, total
 from slipstream.core.tree import Draft
 
 if TYPE_CHECKING:
@@ -230,6 +230,12 @@ class RequestOutput:
         made = sum(len(output.token_ids) for output in self.outputs)
         read = len(self.prompt_token_ids)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+
+def speculation_of(results: Iterable[RequestOutput]) -> Speculation:
+    """What speculation did for all answers of these prompts together."""
+    outputs = [output for result in results for output in result.outputs]
+    return total([output.speculation for output in outputs], [len(output.token_ids) for output in outputs])
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.stats import total
+from slipstream.core.types import speculation_of
 from slipstream.server.gate import log_fields
 from slipstream.server.job import Job, Task
 from slipstream.server.params import refusal, sampling_params, speculation
@@ -57,14 +57,13 @@ class Call:
         await self._service.finish(job)
         results = job.results()
         outputs = [output for result in results for output in result.outputs]
-        stats = total([output.speculation for output in outputs], [len(output.token_ids) for output in outputs])
         counts = usage(results)
         self._log.update(
             prompt_tokens=counts["prompt_tokens"],
             completion_tokens=counts["completion_tokens"],
             finish_reasons=[output.finish_reason for output in outputs],
             first_token_s=None if job.first_at is None else round(job.first_at - job.arrived, 4),
-            tokens_per_pass=round(stats.tokens_per_pass, 3),
+            tokens_per_pass=round(speculation_of(results).tokens_per_pass, 3),
         )
         if self._service.settings.log_prompts:
             self._log["answers"] = [output.text for output in outputs]

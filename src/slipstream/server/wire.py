@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slipstream.core.stats import Speculation, total
-from slipstream.core.types import CompletionOutput, RequestOutput
+from slipstream.core.types import CompletionOutput, RequestOutput, speculation_of
 from slipstream.engine.detokenize import Detokenizer, Vocabulary
 from slipstream.engine.stop import ENDED_WELL
 from slipstream.server.job import Part
@@ -126,9 +125,7 @@ def usage(results: Sequence[RequestOutput]) -> Json:
 
 def statistics(results: Sequence[RequestOutput]) -> Json:
     """What speculation did for all answers of the request; definitions in docs/statistics.md."""
-    outputs = [output for result in results for output in result.outputs]
-    stats: list[Speculation] = [output.speculation for output in outputs]
-    found = total(stats, [len(output.token_ids) for output in outputs]).as_dict()
+    found = speculation_of(results).as_dict()
     decode_s = sum(result.timing.decode_s for result in results)
     return {**{name: found[name] for name in _STATISTICS}, "decode_s": decode_s}
 
