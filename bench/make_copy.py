@@ -3,7 +3,7 @@
     python bench/make_copy.py MODEL.gguf /tmp/smollm2-fp32 --dtype fp32
     python bench/make_copy.py /tmp/smollm2-fp32 /tmp/smollm2-bf16 --dtype bf16
 
-Needs `pip install '.[torch]'`. bf16 rounds the unpacked weights to nearest even.
+Needs the extra `torch`. bf16 rounds the unpacked weights to nearest even.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import typer.main
 
 from slipstream.cli import bench, chat, convert, generate, info, serve, train  # noqa: F401  they add their commands
 from slipstream.cli.app import app
+from slipstream.core.errors import TORCH, WITH_TORCH, install_hint
 from slipstream.core.stats import Speculation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,7 +77,7 @@ def test_every_setting_is_described():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_options_and_settings_exist(path):
-    text = path.read_text()
+    text = path.read_text().replace(TORCH, "")  # the option in it is pip's
     single = [one for command in COMMANDS.values() for one in getattr(command, "commands", {"": command}).values()]
     parameters = [parameter for command in single for parameter in command.params]
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -102,6 +106,21 @@ def test_the_core_is_described_file_by_file():
     described = {path for name in named for path in (ROOT / "csrc").glob(name)}
     assert sorted(path.name for path in files - described) == []
     assert [name for name in named if not list((ROOT / "csrc").glob(name)) and "." in name] == []
+
+
+def test_extras_that_are_named_exist_and_those_with_torch_say_which_build():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*DOCUMENTS, ROOT / "Makefile", *(ROOT / "src").rglob("*.py")]
+    named = re.findall(
+        r"(?:'\.|slipstream)\[(\w[\w,]*)\]|install_hint\(['\"](\w+)", "".join(map(Path.read_text, files))
+    )
+    assert {"serve", "train"} <= {extra for pair in named for extra in "".join(pair).split(",")} <= set(extras)
+    torch = {name for name, needs in extras.items() if any(need.startswith("torch") for need in needs)}
+    assert torch - {"reference"} == set(WITH_TORCH)
+    assert TORCH.split()[0] in extras["reference"]
+    command = f"{shlex.quote(sys.executable)} -m pip install"
+    assert install_hint("serve") == f"{command} 'slipstream[serve]'"
+    assert install_hint("train").startswith(f"{command} 'slipstream[train]' {TORCH}")
 
 
 def test_measured_tables_are_those_of_the_results():

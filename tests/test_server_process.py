@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said_in_one_line():
 def test_without_the_extra_its_name_is_said(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "slipstream.server.run", None)
     assert main(["serve"]) == 2
-    assert "pip install 'slipstream[serve]'" in capsys.readouterr().err
+    assert f"{sys.executable} -m pip install 'slipstream[serve]'" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

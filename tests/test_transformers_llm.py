@@ -34,7 +34,7 @@ def test_a_missing_torch_is_one_line_with_its_remedy(monkeypatch):
     choice = choose(beds.SmallFile())
     assert choice.name == "transformers"
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModelError, match=r"needs torch; install it with pip install 'slipstream\[torch\]'"):
+    with pytest.raises(ModelError, match=r"needs torch; install it with .* -m pip install 'slipstream\[torch\]' "):
         load(beds.SmallFile(), choice, None, 4, None)
 
 

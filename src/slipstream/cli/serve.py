@@ -9,7 +9,7 @@ import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, install_hint
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WORKER = {"max_waiting": "max_waiting", "shadow_share": "shadow", "alarm_stops": "shadow_stops"}
 """Options of the worker, and their words on the command line."""
-INSTALL = "slipstream serve needs further packages: pip install 'slipstream[serve]'"
 
 
 @app.command("serve")
@@ -75,7 +74,7 @@ def run(options: Mapping[str, Any]) -> int:
         from slipstream.server.run import serve as serve_forever
         from slipstream.server.service import Settings
     except ModuleNotFoundError as error:
-        raise InputError(f"{INSTALL} ({error.name} is missing)") from None
+        raise InputError(f"slipstream serve needs {error.name} and others: {install_hint('serve')}") from None
     if options["log_level"] not in LOG_LEVELS:
         raise InputError(f"--log-level is {options['log_level']!r}; choose one of: {', '.join(LOG_LEVELS)}")
     begin_logging(options["log_level"])

@@ -18,7 +18,7 @@ import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
-from slipstream.core.errors import InputError, ModelError
+from slipstream.core.errors import InputError, ModelError, install_hint
 
 if TYPE_CHECKING:
     from slipstream.train.build import Design, Material
@@ -397,4 +397,4 @@ def require_training() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise ModelError("training needs torch, which is not installed: pip install 'slipstream[train]'") from None
+        raise ModelError(f"training needs torch, which is not installed: {install_hint('train')}") from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import InputError, UnsupportedError
+from slipstream.core.errors import InputError, UnsupportedError, install_hint
 from slipstream.core.tree import ANCHOR
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Grammars:
         try:
             import llguidance
         except ImportError:
-            raise UnsupportedError("structured outputs need llguidance; pip install 'slipstream[serve]'") from None
+            raise UnsupportedError(f"structured outputs need llguidance: {install_hint('serve')}") from None
         if not self._tokenizer.end_ids:
             raise UnsupportedError("structured outputs need an end token, and this model's vocabulary names none")
         bridge = _Bridge(self._tokenizer, self._vocab_size)

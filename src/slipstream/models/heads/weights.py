@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import ModelError, UnsupportedError
+from slipstream.core.errors import ModelError, UnsupportedError, install_hint
 from slipstream.models.heads.head import Q8_BLOCK
 from slipstream.models.safetensors_file import SINGLE, SafetensorsFile
 from slipstream.models.tensor import Tensor
@@ -98,8 +98,8 @@ def _read_pickled(path: Path) -> Weights:
         import torch
     except ImportError:
         raise ModelError(
-            f"{path}: pickled weights are read by torch, which is not installed; "
-            "pip install 'slipstream[torch]', or save the head as safetensors"
+            f"{path}: pickled weights are read by torch, which is not installed; save the head as safetensors, or "
+            f"{install_hint('torch')}"
         ) from None
     try:
         with warnings.catch_warnings():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.core.errors import ModelError, UnsupportedError
+from slipstream.core.errors import ModelError, UnsupportedError, install_hint
 
-INSTALL = "pip install 'slipstream[torch]'"
 POSITIONAL_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Layer types whose masks depend on positions alone: exact for any tree, and nothing to roll back but cache rows."""
 SWITCHING_ROPE = frozenset({"dynamic", "longrope"})
@@ -19,9 +18,11 @@ def require_torch() -> None:
         import torch
         import transformers
     except ImportError as error:
-        raise ModelError(f"the transformers runtime needs {error.name or 'torch'}; install it with {INSTALL}") from None
+        missing = error.name or "torch"
+        raise ModelError(f"the transformers runtime needs {missing}; install it with {install_hint('torch')}") from None
     if int(transformers.__version__.split(".")[0]) < 5:
-        raise ModelError(f"transformers {transformers.__version__} is too old; install 5.0 or newer with {INSTALL}")
+        found = transformers.__version__
+        raise ModelError(f"transformers {found} is too old; install 5.0 or newer with {install_hint('torch')}")
     del torch
 
 
