@@ -15,8 +15,9 @@ import pytest
 
 import beds
 from slipstream.bench import paired
-from slipstream.bench.settings import PLAIN, Answers, Task, measure, side_by_side, summary, table
+from slipstream.bench.settings import PLAIN, Answers, Task, asker, measure, side_by_side, summary, table
 from slipstream.cli import main
+from slipstream.core.params import SamplingParams
 from slipstream.core.stats import Speculation
 from slipstream.core.types import CompletionOutput, RequestOutput, Timing
 
@@ -105,6 +106,29 @@ def test_prompts_side_by_side_make_one_task():
     assert side_by_side(tasks, 1) == tasks
 
 
+def test_prompts_take_their_parameters_by_turns():
+    class Recorder:
+        def __init__(self):
+            self.asked = []
+
+        def add(self, prompt, params):
+            self.asked.append((prompt, params.temperature))
+            return Namespace(error=None)
+
+        def run(self, requests):
+            return [answer(1.0)[0][0] for _ in requests]
+
+        def forget(self):
+            pass
+
+    engine, params = Recorder(), [SamplingParams(temperature=each) for each in (0.0, 0.5, 1.0)]
+    tasks = side_by_side([Task("", [[number]]) for number in range(4)], 2)
+    ask = asker({PLAIN: engine}, tasks, params)
+    for number in range(2):
+        ask(PLAIN, number)
+    assert engine.asked == [([0], 0.0), ([1], 0.5), ([2], 1.0), ([3], 0.0)]
+
+
 def test_an_interruption_keeps_what_there_is():
     def ask(setting: str, row: int) -> Answers:
         if row == 2:
@@ -160,11 +184,13 @@ def test_fixed_nodes_random_prompts_and_rows_side_by_side(small, tmp_path, capsy
         "--json",
         str(out),
     ]
-    assert main([*words, "--random-tokens", "3", "-c", "2", "--repeats", "1", "--max-tokens", "40"]) == 0
+    heat = ["--temperature", "0", "-t", "0.7", "--ignore-eos"]
+    assert main([*words, "--random-tokens", "3", "-c", "2", "--repeats", "1", "--max-tokens", "40", *heat]) == 0
     assert capsys.readouterr().out.count("x (") == 3
     found = json.loads(out.read_text())
+    assert (found["temperature"], found["ignore_eos"]) == ([0, 0.7], True)
     runs = [run for run in found["runs"] if run["setting"] == "suffix@3"]
-    assert [(run["answers"], run["category"]) for run in runs] == [(2, "random"), (2, "random")]
+    assert [(run["answers"], run["category"], run["tokens"]) for run in runs] == [(2, "random", 80)] * 2
     assert all(row["same_tokens"] for row in found["summary"])
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from slipstream.bench import paired
 from slipstream.core.errors import NonFiniteError
 from slipstream.core.params import SamplingParams
-from slipstream.core.stats import total
-from slipstream.core.types import RequestOutput
+from slipstream.core.types import RequestOutput, speculation_of
 from slipstream.engine.engine import Engine
 
 PLAIN = "plain"
@@ -78,13 +77,18 @@ def side_by_side(tasks: Sequence[Task], size: int) -> list[Task]:
     return made
 
 
-def asker(engines: Mapping[str, Engine], tasks: Sequence[Task], params: SamplingParams) -> Ask:
-    """Asks the engine of a setting. Raises NonFiniteError where an answer fails."""
+def asker(engines: Mapping[str, Engine], tasks: Sequence[Task], params: Sequence[SamplingParams]) -> Ask:
+    """Asks the engine of a setting. params: prompts take them by turns. Raises NonFiniteError where an answer fails.
+
+    tasks: all of one size.
+    """
 
     def ask(setting: str, number: int) -> Answers:
         engine = engines[setting]
         started = time.perf_counter()
-        requests = [engine.add(prompt, params) for prompt in tasks[number].prompts]
+        prompts = tasks[number].prompts
+        asked = enumerate(prompts, number * len(prompts))
+        requests = [engine.add(prompt, params[place % len(params)]) for place, prompt in asked]
         results = engine.run(requests)
         spent = time.perf_counter() - started - sum(result.timing.prefill_s for result in results)
         engine.forget()  # the next setting needs the slots, and begins as cold
@@ -113,13 +117,11 @@ def measure(
                 turn = (repeat + row) % len(settings)
                 for setting in [*settings[turn:], *settings[:turn]]:
                     results, decode_s = ask(setting, row)
-                    outputs = [result.outputs[0] for result in results]
-                    tokens = [output.token_ids for output in outputs]
-                    counts = [len(ids) for ids in tokens]
+                    tokens = [result.outputs[0].token_ids for result in results]
                     prefill_s = sum(result.timing.prefill_s for result in results)
-                    per_pass = total([output.speculation for output in outputs], counts).tokens_per_pass
+                    per_pass = speculation_of(results).tokens_per_pass
                     same = first.setdefault(row, tokens) == tokens
-                    about = setting, row, category, repeat, len(results), sum(counts)
+                    about = setting, row, category, repeat, len(results), sum(map(len, tokens))
                     runs.append(Run(*about, prefill_s, decode_s, per_pass, same))
                     progress(len(runs), repeats * len(categories) * len(settings))
     except KeyboardInterrupt:

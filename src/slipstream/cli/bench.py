@@ -6,7 +6,7 @@ import json as json_format
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from slipstream.cli import options as o
 from slipstream.cli.app import app
-from slipstream.core.errors import InputError, ModelError
+from slipstream.core.errors import InputError, ModelError, install_hint
 from slipstream.core.rows import PromptRow, read_rows
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
     from slipstream.llm import LLM
 
-INSTALL = "slipstream bench serve needs httpx: pip install 'slipstream[bench]'"
 MOST_PORT = 65535
 QUESTIONS = (
     "Explain in a few sentences why the sky is blue and sunsets are red.",
@@ -44,6 +43,10 @@ Rows = Annotated[
 ]
 NODES = re.compile(r"(.*?)(?:@(\d+)(t?))?", re.DOTALL)
 """A value of --draft, and the number of nodes behind it."""
+Temperatures = Annotated[
+    list[float] | None,
+    typer.Option("--temperature", "-t", help="0 is greedy, and the default; rows take several by turns."),
+]
 Out = Annotated[Path | None, typer.Option("--json", help="Write every number to this file.", dir_okay=False)]
 
 
@@ -83,7 +86,10 @@ def model(
     repeats: Annotated[int, typer.Option("--repeats", help="Times each row is answered per setting.", min=1)] = 5,
     json: Out = None,
     max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
+    temperature: Temperatures = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Answers of --max-tokens tokens, all of them.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every answer.")] = 0,
     max_nodes: o.MaxNodes = 8,
     quiet: o.Quiet = False,
@@ -97,7 +103,10 @@ def model(
 
     prompts = [] if random_tokens and rows is None else rows_of(rows, limit)
     settings = [Setting.of(name) for name in dict.fromkeys(draft or ["auto"])]
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    heat = temperature or [0.0]
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=each, seed=seed, ignore_eos=ignore_eos) for each in heat
+    ]
     with LLM(model, all_of(settings), max_nodes=max_nodes, max_batch=concurrency, **options) as llm:
         tasks = [bench.Task(row.category, [llm.encode(row.content)[1]]) for row in prompts]
         tasks = bench.side_by_side(tasks + bench.random_tasks(random_tokens, llm.target.vocab_size), concurrency)
@@ -113,9 +122,8 @@ def model(
         if json is not None:
             head: dict[str, Any] = {"model": llm.name, "describe": llm.describe().splitlines(), "machine": machine()}
             head |= {"version": version(), "kernels": kernels(llm), "rows": len(tasks), "max_tokens": max_tokens}
-            head |= {"temperature": temperature, "seed": seed, "concurrency": concurrency}
-            runs_made = [{name: getattr(run, name) for name in run.__slots__} for run in runs]
-            write(json, json_format.dumps({**head, "summary": found, "runs": runs_made}, indent=1))
+            head |= {"temperature": heat, "ignore_eos": ignore_eos, "seed": seed, "concurrency": concurrency}
+            write(json, json_format.dumps({**head, "summary": found, "runs": list(map(asdict, runs))}, indent=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,7 @@ def serve(
     names = ("url", "requests", "concurrency", "rate", "model", "max_tokens", "seed", "extra")
     settings = {key: getattr(load, key) for key in names} | {"client": version()}
     if json is not None:
-        each = [{key: getattr(call, key) for key in call.__slots__} for call in calls]
+        each = list(map(asdict, calls))
         write(json, json_format.dumps({"settings": settings, **found, "calls": each}, indent=1))
     if page is not None:
         write(page, html(found, calls, settings))
@@ -223,7 +231,7 @@ def run_load(load: Load, progress: Any) -> list[Call]:
     try:
         import httpx
     except ImportError:
-        raise ModelError(INSTALL) from None
+        raise ModelError(f"slipstream bench serve needs httpx: {install_hint('bench')}") from None
     from slipstream.bench.load import run
 
     try:
