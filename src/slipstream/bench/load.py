@@ -147,8 +147,8 @@ async def _read(lines: AsyncIterator[str], call: Call, began: float) -> None:
             continue
         now, data = time.perf_counter() - began, line[5:].strip()
         if data == "[DONE]":
-            finished = True
-            break
+            finished = True  # and read on: only a connection whose reply has been read to its end is used again
+            continue
         try:
             event = json.loads(data)
         except ValueError:

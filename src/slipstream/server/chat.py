@@ -23,19 +23,19 @@ class ChatWriter(Writer):
             **self.beside_whole(output),
         }
 
-    def opening(self) -> Iterator[Json]:
+    def opening(self) -> Iterator[bytes]:
         """The role of every choice."""
         for index in range(self.n):
             yield self._delta(index, {"role": "assistant", "content": ""})
 
-    def chunks(self, part: Part) -> Iterator[Json]:
+    def chunks(self, part: Part) -> Iterator[bytes]:
         """A chunk of content, if there is any, and an empty one with the finish reason at the end."""
         if not self.silent(part):
             yield self._delta(part.index, {"content": part.piece.text}, part)
         if ending(part):
             yield self._delta(part.index, {}, None, ending(part))
 
-    def _delta(self, index: int, delta: Json, part: Part | None = None, finish_reason: str | None = None) -> Json:
+    def _delta(self, index: int, delta: Json, part: Part | None = None, finish_reason: str | None = None) -> bytes:
         logprobs = None if part is None or part.logprobs is None else self._logprobs(part.logprobs)
         choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self.chunk(choice if part is None else choice | self.beside(part))

@@ -32,14 +32,14 @@ class CompletionWriter(Writer):
             **self.beside_whole(output),
         }
 
-    def opening(self) -> Iterator[Json]:
+    def opening(self) -> Iterator[bytes]:
         """The prompt, where it is to be echoed."""
         for place, prompt in enumerate(self._echoed):
             if prompt:
                 for index in range(place * self.n, (place + 1) * self.n):
                     yield self.chunk({"index": index, "text": prompt, "logprobs": None, "finish_reason": None})
 
-    def chunks(self, part: Part) -> Iterator[Json]:
+    def chunks(self, part: Part) -> Iterator[bytes]:
         """One chunk; the last one of an answer carries its finish reason."""
         if self.silent(part) and not ending(part):
             return

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from slipstream.server.errors import ApiError, dumps
 from slipstream.server.job import Job, joined
-from slipstream.server.wire import Json, Writer
+from slipstream.server.wire import Writer, as_event
 
 DONE = b"data: [DONE]\n\n"
 
@@ -75,13 +75,13 @@ class Answer(Response):
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def write(chunks: Iterable[Json], last: bool = False) -> None:
+        async def write(chunks: Iterable[bytes], last: bool = False) -> None:
             nonlocal begun
-            data = b"".join(_event(chunk) for chunk in chunks)
+            data = b"".join(chunks)
             if not begun and (data or last):
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
-                data = b"".join(map(_event, self._writer.opening())) + data
+                data = b"".join(self._writer.opening()) + data
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -94,16 +94,12 @@ class Answer(Response):
             if not begun:
                 await error_reply(error)(scope, receive, send)
                 return
-            await write([error.body])
+            await write([as_event(error.body)])
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **self._extra}
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + dumps(value) + b"\n\n"
 
 
 async def _gone(receive: Receive) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.core.types import CompletionOutput, RequestOutput, speculation_of
 from slipstream.engine.detokenize import Detokenizer, Vocabulary
 from slipstream.engine.stop import ENDED_WELL
+from slipstream.server.errors import dumps
 from slipstream.server.job import Part
 from slipstream.server.schemas import Sampling
 from slipstream.server.service import Served
@@ -43,6 +44,11 @@ class Writer(ABC):
             "model": served.name,
             "system_fingerprint": served.fingerprint,
         }
+        self._chunk_head = {"id": self.id, "object": self.chunk_kind, **self._head, "choices": []}
+        common = self._chunk_head | ({"usage": None} if self.with_usage else {})
+        # What is the same in all chunks is made once; a choice goes between these.
+        self._before, bracket, after = as_event(common).rpartition(b"]")
+        self._after = bracket + after
 
     def whole(self, results: Sequence[RequestOutput]) -> Json:
         """The reply of a request that does not stream."""
@@ -54,19 +60,19 @@ class Writer(ABC):
         found = {"id": self.id, "object": self.whole_kind, **self._head, "choices": choices}
         return found | {"usage": usage(results), "speculative_decoding": statistics(results)}
 
-    def opening(self) -> Iterator[Json]:
-        """Chunks before the first token."""
+    def opening(self) -> Iterator[bytes]:
+        """Events before the first token."""
         yield from ()
 
     @abstractmethod
-    def chunks(self, part: Part) -> Iterator[Json]:
-        """The chunks that say what is new of one answer."""
+    def chunks(self, part: Part) -> Iterator[bytes]:
+        """The events that say what is new of one answer."""
 
-    def closing(self, results: Sequence[RequestOutput]) -> Iterator[Json]:
-        """Chunks after the last token."""
+    def closing(self, results: Sequence[RequestOutput]) -> Iterator[bytes]:
+        """Events after the last token."""
         if self.with_usage:
-            last = {"id": self.id, "object": self.chunk_kind, **self._head, "choices": []}
-            yield last | {"usage": usage(results), "speculative_decoding": statistics(results)}
+            last = {"usage": usage(results), "speculative_decoding": statistics(results)}
+            yield as_event(self._chunk_head | last)
 
     @property
     def with_usage(self) -> bool:
@@ -78,12 +84,9 @@ class Writer(ABC):
     def _whole_choice(self, index: int, output: CompletionOutput) -> Json:
         """One choice of a reply."""
 
-    def chunk(self, choice: Json) -> Json:
-        """A chunk with one choice."""
-        found: Json = {"id": self.id, "object": self.chunk_kind, **self._head, "choices": [choice]}
-        if self.with_usage:
-            found["usage"] = None
-        return found
+    def chunk(self, choice: Json) -> bytes:
+        """The event of a chunk with one choice."""
+        return self._before + dumps(choice) + self._after
 
     def beside(self, part: Part) -> Json:
         """What a chunk's choice says about its tokens, where that was asked for."""
@@ -108,6 +111,11 @@ class Writer(ABC):
         piece = part.piece
         wanted = piece.text or part.logprobs or (piece.token_ids and self.beside(part))
         return not wanted
+
+
+def as_event(value: Json) -> bytes:
+    """An object as one event of a stream."""
+    return b"data: " + dumps(value) + b"\n\n"
 
 
 def ending(part: Part) -> str | None:
