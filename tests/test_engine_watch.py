@@ -9,6 +9,8 @@ import beds
 from slipstream.control.adaptive import Adaptive
 from slipstream.core.params import SamplingParams
 from slipstream.core.types import Limit, Row
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.forced import Forced
 from slipstream.engine import watch as watch_module
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.watch import FIRST_PAUSE, LOOK_EVERY, WINDOW, Watch
@@ -19,8 +21,8 @@ SIZE = 16
 class Bench:
     """A watch over one drafter whose counts the test makes up, look by look."""
 
-    def __init__(self) -> None:
-        self.drafting = Drafting([beds.given([1])], SIZE)
+    def __init__(self, drafter: Drafter | None = None) -> None:
+        self.drafting = Drafting([drafter or beds.given([1])], SIZE)
         self.watch = Watch(self.drafting)
         self.verified = self.accepted = 0
         self.whats: list[str] = []
@@ -36,8 +38,8 @@ class Bench:
             self.verified += nodes
             self.accepted += round(rate * nodes)
         seen = len(self.watch.events)
-        gains = {} if gain is None else {"given": gain}
-        self.watch.look({"given": self.verified}, {"given": self.accepted}, gains)
+        gains = {} if gain is None else {guard.name: gain}
+        self.watch.look({guard.name: self.verified}, {guard.name: self.accepted}, gains)
         return [event.what for event in list(self.watch.events)[seen:]]
 
 
@@ -133,6 +135,13 @@ def test_the_controllers_decisions_are_visible():
     assert bench.watch.events[-1].gain == 0.9
     assert bench.look(0.5, share=0.3) == []
     assert bench.look(0.5, share=0.9) == ["working"]
+
+
+def test_a_grammar_that_no_row_has_is_no_drafter_that_rests():
+    bench = Bench(Forced())
+    bench.look(0.5)
+    assert bench.look(0.5, nodes=0, share=0.0) == []
+    assert bench.watch.states()["grammar"].working
 
 
 class Turning:

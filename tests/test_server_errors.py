@@ -170,6 +170,27 @@ def test_a_body_without_its_type_is_refused(client):
         assert "Content-Type: application/json" in error["message"]
 
 
+POST = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n".encode()
+NO_HTTP = {
+    "a line": b"nonsense\r\n\r\n",
+    "endless headers": b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * 100_000,
+    "chunks": POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "behind a request": b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nnonsense\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", NO_HTTP.values(), ids=NO_HTTP)
+def test_what_is_no_http_is_refused_in_json_too(server, client, sent):
+    with socket.create_connection(server.listener.getsockname(), timeout=10) as line:
+        line.sendall(sent)
+        replies = b"".join(iter(lambda: line.recv(65536), b"")).split(b"HTTP/1.1 ")[1:]
+    head, _, body = replies.pop().partition(b"\r\n\r\n")
+    assert head.startswith(b"400 Bad Request\r\ncontent-type: application/json\r\n")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert [reply[:3] for reply in replies] == [b"200"] * sent.startswith(b"GET /health")
+    assert client.get("/health").status_code == 200
+
+
 def test_what_is_not_there(client):
     for path in ("/", "/v1", "/v1/embeddings", "/v2/completions", "/admin/speculation", "/docs", "/v1/completions/"):
         if path == "/" and client.get(path).status_code == 200:

@@ -14,7 +14,8 @@ class Interrupts:
     """Inside, Ctrl-C waits for the end of the block or for `release`, so that no bookkeeping is torn.
 
     Then the handler that stood before is called, which by default raises KeyboardInterrupt. A second Ctrl-C does not
-    wait. Only signals to the main thread can be held back, and only those that Python handles; blocks may be nested.
+    wait; where a cache slot changes hands in that very moment, the slot stays taken until the model is closed. Only
+    signals to the main thread can be held back, and only those that Python handles; blocks may be nested.
     clean: the exception on its way was raised by `release`, so nothing is torn.
     """
 

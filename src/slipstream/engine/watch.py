@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slipstream.drafters.forced import Forced
 from slipstream.drafters.guard import Guard
 from slipstream.engine.drafting import Drafting
 
@@ -116,7 +117,8 @@ class Watch:
                 if self._steps >= record.wakes_at:
                     self._probe(record, verified, accepted, gain)
                 continue
-            if guard in self._drafting.active and steps and guard.asked:
+            # What a grammar forces is drafted wherever there is a grammar; its rest says nothing about what pays.
+            if guard in self._drafting.active and steps and guard.asked and guard.name != Forced.name:
                 self._see_asking(record, (guard.asked - record.asked) / steps, gain)
             record.asked = guard.asked
             self._see_acceptance(record, verified.get(guard.name, 0), accepted.get(guard.name, 0), gain)

@@ -13,9 +13,11 @@ from types import FrameType
 import uvicorn
 from prometheus_client import disable_created_metrics
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.core.errors import InputError
 from slipstream.server.app import make_app
+from slipstream.server.errors import ApiError, dumps
 from slipstream.server.logs import event
 from slipstream.server.service import Served, Service, Settings
 
@@ -43,7 +45,7 @@ def configure(app: ASGIApp) -> uvicorn.Config:
     """How uvicorn is run: it logs and announces nothing itself."""
     return uvicorn.Config(
         app,
-        http="h11",  # the same parser, and the same answers to malformed requests, whatever else is installed
+        http=Connection,  # the same parser, with its bound on headers, whatever else is installed
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -62,6 +64,19 @@ def bind(host: str, port: int) -> socket.socket:
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --host or --port") from None
     made.setblocking(False)
     return made
+
+
+class Connection(H11Protocol):
+    """Uvicorn's, but what is no HTTP is refused in JSON, as everything else is."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read and close; a reply that is under way is cut off."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = dumps(ApiError(400, "what was sent is no valid HTTP/1.1 request, or its headers are too long").body)
+            head = "HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}"
+            self.transport.write("\r\n".join((*head, "connection: close", "", "")).encode() + body)
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
