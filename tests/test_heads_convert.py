@@ -54,6 +54,18 @@ def test_flags_are_always_written_out(tmp_path):
         assert "eagle_aux_hidden_state_layer_ids" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "form"), [("eagle3", "speculators"), ("eagle3", "eagle3"), ("medusa", "medusa"), ("eagle1", "slipstream")]
+)
+def test_what_a_head_was_made_from_survives_every_format(name, form, tmp_path):
+    facts = {"target": "random", "answers": 12, "options": {"seed": 3}}
+    write_head(tmp_path / "in", head_beds.head(name), provenance=facts)
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", form, "--storage", "F16"]) == 0
+    assert read_head(tmp_path / "out").provenance == {**facts, "converted_from": "in"}
+    assert main(["convert", str(tmp_path / "out"), str(tmp_path / "back")]) == 0
+    assert read_head(tmp_path / "back").provenance == {**facts, "converted_from": "out"}
+
+
 def test_what_others_ignore_is_said(tmp_path, capsys):
     written(tmp_path, "eagle3-ours", frozen_head=False)
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "speculators"]) == 0

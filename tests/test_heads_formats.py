@@ -82,6 +82,71 @@ def test_flags_sit_at_the_top_or_inside_eagle_config(form, inside, tmp_path):
     assert rewritten(tmp_path, form, change).config.norm_before_residual is True
 
 
+@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize(
+    ("form", "nested"),
+    [("speculators", "eagle_config"), ("speculators", "transformer_layer_config"), ("eagle3", "eagle_config")],
+)
+def test_a_norm_flag_said_twice_and_not_alike_is_a_notice(form, nested, value, tmp_path):
+    def change(table):
+        table["norm_before_residual"] = value
+        table.setdefault(nested, {})["norm_before_residual"] = not value
+
+    found = rewritten(tmp_path, form, change)
+    first, second = json.dumps(value), json.dumps(not value)
+    assert found.config.norm_before_residual is value
+    assert [
+        f"is {first} at the top and {second} inside {nested}: read as {first}" in each for each in found.notices
+    ] == [True]
+
+
+def test_layer_ids_said_twice_and_not_alike_are_a_notice(tmp_path):
+    ids = "eagle_aux_hidden_state_layer_ids"
+    found = rewritten(tmp_path, "eagle3", lambda table: table["eagle_config"].update({ids: [1, 2, 3]}))
+    assert found.config.feature_layers == (1, 2, 3)
+    assert "[1, 2, 3] at the top" in found.notices[0]
+    assert "outputs (inputs [2, 3, 4])" in found.notices[0]
+    (tmp_path / "other").mkdir()
+    found = rewritten(tmp_path / "other", "speculators", lambda table: table.update({"eagle_config": {ids: [0, 1, 2]}}))
+    assert found.config.feature_layers == (1, 2, 3)
+    assert f"{ids} is [1, 2, 3] at the top and [0, 1, 2] inside eagle_config: read as [1, 2, 3]" in found.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"), [("draft_vocab_size", 37, 36), ("target_hidden_size", 48, 64)], ids=["drafts", "width"]
+)
+@pytest.mark.parametrize("form", ["speculators", "eagle3"])
+def test_sizes_said_twice_and_not_alike_are_settled_by_the_tensors(form, name, right, wrong, tmp_path):
+    for index, (top, inside) in enumerate([(right, wrong), (wrong, right), (wrong, wrong + 1)]):
+        (tmp_path / str(index)).mkdir()
+
+        def change(table, top=top, inside=inside):
+            table[name] = top
+            table.setdefault("eagle_config", {})[name] = inside
+
+        if wrong == top and inside != right:
+            with pytest.raises(ModelError, match=rf"{name} is {top} at the top and {inside} inside .* fit neither"):
+                rewritten(tmp_path / str(index), form, change)
+        else:
+            found = rewritten(tmp_path / str(index), form, change)
+            assert (found.config.draft_vocab, found.config.target_hidden) == (37, 48)
+            assert f"read as {right}" in found.notices[0]
+
+
+def test_settings_said_twice_and_alike_are_no_notice(tmp_path):
+    assert rewritten(tmp_path, "eagle3", lambda table: None).notices == []
+
+
+@pytest.mark.parametrize("form", ["speculators", "eagle3"])
+def test_an_architecture_said_twice_and_not_alike_is_refused_with_both(form, tmp_path):
+    def change(table):
+        table["norm_before_fc"] = False
+        table.setdefault("eagle_config", {})["norm_before_fc"] = True
+
+    with pytest.raises(UnsupportedError, match="norm_before_fc is false at the top and true inside eagle_config"):
+        rewritten(tmp_path, form, change)
+
+
 @pytest.mark.parametrize("form", ["speculators", "eagle3"])
 def test_a_missing_norm_flag_is_said(form, tmp_path):
     def change(table):

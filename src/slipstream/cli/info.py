@@ -1,4 +1,4 @@
-"""The command `info`: what a model is, what it takes, and what its passes cost on this machine."""
+"""The command `info`: what a model or a head is, what it takes, and what passes of a model cost on this machine."""
 
 from __future__ import annotations
 
@@ -24,25 +24,58 @@ ARCHITECTURE = (
 @o.shared(o.LOADING)
 def info(
     model: o.Named = o.DEFAULT_MODEL,
+    target: Annotated[str | None, typer.Option(help="Of a head's folder: the model to try it on.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     measure: Annotated[bool, typer.Option(help="Time memory and passes (some seconds).")] = True,
     **options: Any,
 ) -> None:
-    """Show a model's size, its cache, its runtime, and the measured cost of passes."""
+    """Show a model's size, its cache, its runtime, and the measured cost of passes; of a head's folder what it is."""
     from slipstream.build import load_target, open_named
+    from slipstream.core.errors import InputError
+    from slipstream.models.heads.formats import is_head
     from slipstream.targets.runtime import choose
 
+    if model.startswith("head:") or is_head(model):
+        head_info(model.removeprefix("head:"), target, json, options)
+        return
+    if target is not None:
+        raise InputError(f"--target is {target!r}, but {model} is no head's folder; leave it out")
     file = open_named(model)
     choice = choose(file, options["runtime"], options["device"], options["dtype"])
-    target = load_target(file, options["max_context"], 1, options["threads"], choice)
-    found = describe(file, target, choice)
+    loaded = load_target(file, options["max_context"], 1, options["threads"], choice)
+    found = describe(file, loaded, choice)
     if measure:
         from slipstream.control.measure import pass_costs
         from slipstream.kernels.measure import read_bandwidth
 
         found["read_bandwidth_gb_s"] = round(read_bandwidth(), 1)
-        found["pass_cost"] = pass_costs(target)
+        found["pass_cost"] = pass_costs(loaded)
     typer.echo(json_format.dumps(found) if json else as_text(found))
+
+
+def head_info(name: str, target: str | None, json: bool, options: dict[str, Any]) -> None:
+    """Show a head by its folder or the name of a shipped one, and with a target how it does there.
+
+    Raises ModelError where it does not fit.
+    """
+    from slipstream.build import load_target, open_named
+    from slipstream.cli import head_info as shown
+    from slipstream.drafters.heads.load import open_head, parts_for
+    from slipstream.drafters.heads.tried import try_on
+    from slipstream.models.heads.formats import read_head
+    from slipstream.models.heads.shipped import place_of
+    from slipstream.targets.runtime import choose
+
+    folder, trial = str(place_of(name)), None
+    head = read_head(folder)
+    if target is not None:
+        file = open_named(target)
+        fitting = open_head(folder, file)
+        choice = choose(file, options["runtime"], options["device"], options["dtype"])
+        layers = fitting.config.feature_layers
+        loaded = load_target(file, options["max_context"], 1, options["threads"], choice, layers)
+        trial = try_on(fitting, parts_for(loaded, file), loaded, file)
+    typer.echo(json_format.dumps(shown.describe(head, folder, trial)) if json else shown.as_text(head, folder, trial))
 
 
 def describe(file: ModelFile, target: Any, choice: Choice) -> dict[str, Any]:

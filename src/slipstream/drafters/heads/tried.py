@@ -36,16 +36,21 @@ def warn_if_useless(argument: str, head: Head, parts: TargetParts, target: Targe
     trial = recall(place, model)
     if trial is None:
         log.info("trying head %s on text of %s", argument, model.name)
-        tokens = _prompt(model)
-        text = own_text(target, tokens)
         try:
-            trial = try_head(head, parts, reader_of(target), text, len(tokens), model.config.num_layers)
+            trial = try_on(head, parts, target, model)
         except SlipstreamError as error:
             log.warning("head %s could not be tried on %s: %s", argument, model.name, error)
             return
         remember(place, model, trial)
     if trial.doubtful:
         log.warning("%s", trial.message(f"head {argument}"))
+
+
+def try_on(head: Head, parts: TargetParts, target: Target, model: ModelFile) -> Trial:
+    """The head on a text of its target's own. Raises SlipstreamError where it cannot be tried."""
+    tokens = _prompt(model)
+    text = own_text(target, tokens)
+    return try_head(head, parts, reader_of(target), text, len(tokens), model.config.num_layers)
 
 
 def recall(place: Path, model: ModelFile) -> Trial | None:
