@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ import pytest
 import head_beds
 import native_beds
 from slipstream.core.errors import ModelError
-from slipstream.drafters.heads import probe
+from slipstream.drafters.heads import probe, tried
 from slipstream.drafters.heads.causes import Reading, clearly_better
 from slipstream.drafters.heads.load import make_drafter
 from slipstream.drafters.heads.parts import parts_of
-from slipstream.drafters.heads.probe import own_text, reader_of, try_head
+from slipstream.drafters.heads.probe import Trial, own_text, reader_of, try_head
 from slipstream.models.heads.check import fitted
 from slipstream.models.heads.config import tensors
 from slipstream.models.heads.formats import read_head, write_head
@@ -177,6 +178,37 @@ def test_a_trial_takes_a_bounded_time(bed, monkeypatch):
     found = try_head(head, parts, reader_of(target), text, len(PROMPT), MODEL["num_layers"])
     assert found.tried == 3
     assert found.count == probe.FEWEST + 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Trial(15, 160, 35), "9% were right; it is weak, or does not fit. None of 35 other readings"),
+        (Trial(15, 160, 35, "layer ids [1, 2, 3]", 46), "With layer ids [1, 2, 3] 29% are right: correct"),
+        (Trial(1, 160), "1% were right; it does not fit. It may belong to another model"),
+        (Trial(31, 160, 35), ""),
+        (Trial(46, 160), ""),
+        (Trial(0, 0), ""),
+    ],
+)
+def test_a_head_is_tried_once_and_warned_of_at_every_load(outcome, said, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    head = head_beds.head("eagle3")
+    write_head(tmp_path / "h", head)
+    model = SimpleNamespace(name="m", path=tmp_path / "m", weights_bytes=5)
+    trials = []
+    monkeypatch.setattr(tried, "try_on", lambda *given: trials.append(given) or outcome)
+    for _ in range(2):
+        caplog.clear()
+        tried.warn_if_useless(str(tmp_path / "h"), head, None, None, model)
+        assert [each.message for each in caplog.records if each.levelname == "WARNING"] == (
+            [outcome.message(f"head {tmp_path / 'h'}")] if said else []
+        )
+        assert said in caplog.text
+    assert len(trials) == 1
+    (tmp_path / "h" / "config.json").write_text("{}")
+    tried.warn_if_useless(str(tmp_path / "h"), head, None, None, model)
+    assert len(trials) == 2
 
 
 def test_planted_truncated_d2t_is_named(tmp_path):
