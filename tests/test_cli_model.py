@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from slipstream.control.measure import FEWEST, ROWS
 from slipstream.models.registry import ensure
 
 pytestmark = pytest.mark.model
@@ -49,7 +50,9 @@ def test_info_tells_what_the_model_takes(model):
     assert 0 < found["weights_bytes"] < 2 * found["file_bytes"], "quantised weights stay quantised"
     assert found["kv_bytes_per_token"] == 2 * 4 * found["num_layers"] * found["num_kv_heads"] * found["head_dim"]
     assert found["read_bandwidth_gb_s"] > 0
-    assert [cost["rows"] for cost in found["pass_cost"]][0::12] == [1, 32]
+    sizes = [cost["rows"] for cost in found["pass_cost"]]
+    assert sizes == list(ROWS[: len(sizes)])
+    assert max(sizes) >= FEWEST, "measured however slow the machine is"
     assert "pass_cost" not in json.loads(run("info", "--json", "--no-measure").stdout)
     assert "MB in memory" in run("info", "--no-measure").stdout
 
