@@ -79,7 +79,7 @@ def test_pickled_heads_are_heads(tmp_path):
 def test_a_head_is_tried_on_a_target(tmp_path, capsys):
     code, text, _ = info(capsys, "head:smollm2", "--target", "smollm2", "--max-context", "512")
     assert code == 0
-    assert "guesses on the target's own text were right" in text
+    assert "trial      of 160 guesses on the model's own text 2" in text
     assert "made from  answer_tokens: 582649" in text
     write_head(tmp_path / "h", head_beds.head("eagle3"))
     code, _, error = info(capsys, tmp_path / "h", "--target", "smollm2")

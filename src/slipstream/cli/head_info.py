@@ -58,8 +58,7 @@ def as_text(head: Head, path: str, trial: Trial | None = None) -> str:
         *(("notice", notice) for notice in found["notices"]),
     ]
     if trial is not None:
-        good = f"{trial.rate:.0%} of {trial.count} guesses on the target's own text were right"
-        lines.append(("trial", trial.message("it") if trial.doubtful else good))
+        lines.append(("trial", trial.told()))
     facts = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in head.provenance.items()]
     lines += [("made from", f"{name}: {value}") for name, value in facts] or [("made from", "not said in the file")]
     width = max(len(name) for name, _ in lines)

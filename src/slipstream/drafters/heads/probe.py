@@ -75,14 +75,22 @@ class Trial:
 
     def message(self, name: str) -> str:
         """What to tell the user of a doubtful head."""
-        text = f"{name}: of {self.count} guesses on the model's own text {self.rate:.0%} were right; it "
+        return f"{name}: {self.told()}"
+
+    def told(self) -> str:
+        """The outcome in words."""
+        if not self.count:
+            return "not tried: what it reads of the model cannot be shown on this runtime"
+        text = f"of {self.count} guesses on the model's own text {self.rate:.0%} were right"
+        if not self.doubtful:
+            return text
         if self.remedy:
             share = self.better / self.count
-            return f"{text}does not fit. With {self.remedy} {share:.0%} are right: correct its config.json"
+            return f"{text}; it does not fit. With {self.remedy} {share:.0%} are right: correct its config.json"
         tried = f"None of {self.tried} other readings (norm flag, layer ids) helps: it" if self.tried else "It"
         if self.useless:
-            return f"{text}does not fit. {tried} may belong to another model, or never have been trained"
-        return f"{text}is weak, or does not fit. {tried} may have been trained too little, or on other text"
+            return f"{text}; it does not fit. {tried} may belong to another model, or never have been trained"
+        return f"{text}; it is weak, or does not fit. {tried} may have been trained too little, or on other text"
 
 
 def own_text(target: Target, prompt: Sequence[int], count: int = TOKENS) -> list[int]:
