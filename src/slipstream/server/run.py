@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         """Refuse what cannot be read and close; a reply that is under way is cut off."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            body = dumps(ApiError(400, "what was sent is no valid HTTP/1.1 request, or its headers are too long").body)
+            body = dumps(ApiError(400, "what was sent is no valid HTTP request, or its headers are too long").body)
             head = "HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}"
             self.transport.write("\r\n".join((*head, "connection: close", "", "")).encode() + body)
         self.transport.close()
