@@ -47,21 +47,24 @@ Decoder::Decoder(DecoderWeights weights, float* pool) : w_(std::move(weights)), 
   while (group % group_ != 0) group_--;
 }
 
-void Decoder::forward(const PassRows& pass, float* logits, float* features, bool store, const Entry* entry) {
+void Decoder::forward(const PassRows& pass, float* logits, float* features, int featured, int stored,
+                      const Entry* entry) {
   const FpScope mode;
   const DecoderShape& s = w_.shape;
-  prepare(pass, store, entry);
+  prepare(pass, stored, entry);
   embed(pass, entry);
   const bool last_feature = std::count(s.features.begin(), s.features.end(), s.layers) > 0;
-  const bool outputs = logits != nullptr || (features != nullptr && last_feature);
+  const int outputs = std::max(logits != nullptr ? aside_ : 0, last_feature ? featured : 0);
   for (int layer = 0; layer < s.layers; layer++) {
     const LayerWeights& w = w_.layers[layer];
     if (layer > 0) add_and_norm(w.attention_norm);
-    keep_features(layer, features);
+    keep_features(layer, features, featured);
     project(norm_.data(), w.qkv, w.qkv_bias, s.q_width() + 2 * s.kv_width(), qkv_.data());
-    rotate_and_keep(layer, pass, store);
-    if (layer == s.layers - 1 && !outputs) return;  // a prefill wants the last layer's keys and values only
-    attend(layer, pass, store);
+    rotate_and_keep(layer, pass);
+    // Of the last layer of a prompt that is read, keys and values are all that is wanted.
+    if (layer == s.layers - 1 && outputs < rows_) keep_rows(pass, outputs);
+    if (rows_ == 0) return;
+    attend(layer, pass);
     linear(Pool::instance(), w.output, mixed_.data(), s.q_width(), rows_, out_.data(), s.hidden, w.output_bias);
     add_and_norm(w.mlp_norm);
     project(norm_.data(), w.gate_up, w.gate_up_bias, 2 * int64_t(s.intermediate), gate_up_.data());
@@ -69,14 +72,14 @@ void Decoder::forward(const PassRows& pass, float* logits, float* features, bool
     linear(Pool::instance(), w.down, gated_.data(), s.intermediate, rows_, out_.data(), s.hidden, w.down_bias);
   }
   add_and_norm(w_.norm);
-  keep_features(s.layers, features);
-  if (logits != nullptr)
-    linear(Pool::instance(), w_.head, norm_.data(), s.hidden, rows_, logits, s.vocab);
+  keep_features(s.layers, features, featured);
+  if (logits != nullptr && aside_ > 0)
+    linear(Pool::instance(), w_.head, norm_.data(), s.hidden, aside_, logits, s.vocab);
 }
 
-void Decoder::prepare(const PassRows& pass, bool store, const Entry* entry) {
+void Decoder::prepare(const PassRows& pass, int stored, const Entry* entry) {
   const DecoderShape& s = w_.shape;
-  rows_ = pass.rows;
+  rows_ = pass.rows, aside_ = pass.first[pass.sequences - stored];
   threads_ = Pool::instance().threads();
   const size_t m = static_cast<size_t>(rows_);
   const size_t widest = std::max<size_t>(s.hidden, entry == nullptr ? 0 : entry->width);
@@ -84,11 +87,10 @@ void Decoder::prepare(const PassRows& pass, bool store, const Entry* entry) {
   ensure(qkv_, m * (s.q_width() + 2 * s.kv_width())), ensure(mixed_, m * s.q_width());
   ensure(gate_up_, 2 * m * s.intermediate), ensure(gated_, m * s.intermediate);
   older_ = entry == nullptr ? 0 : entry->older;
-  kept_rows_ = store ? 0 : older_ + rows_;
   keys_.resize(s.layers), values_.resize(s.layers);
   for (int layer = 0; layer < s.layers; layer++) {
-    ensure(keys_[layer], static_cast<size_t>(kept_rows_) * s.kv_width());
-    ensure(values_[layer], static_cast<size_t>(kept_rows_) * s.kv_width());
+    ensure(keys_[layer], static_cast<size_t>(last_rows()) * s.kv_width());
+    ensure(values_[layer], static_cast<size_t>(last_rows()) * s.kv_width());
   }
   positions_.resize(m), ends_.resize(m), ids_.resize(m);
   for (int i = 0; i < pass.sequences; i++)
@@ -97,16 +99,22 @@ void Decoder::prepare(const PassRows& pass, bool store, const Entry* entry) {
       ends_[row] = positions_[row] + 1;
       ids_[row] = older_ + row;
     }
-  make_groups(pass);
+  make_groups(pass, pass.sequences);
 }
 
-// Cuts attention into jobs of at most kAttendUnits units.
-void Decoder::make_groups(const PassRows& pass) {
+// From here on the pass is over its first rows only, of whole sequences.
+void Decoder::keep_rows(const PassRows& pass, int rows) {
+  rows_ = rows;
+  make_groups(pass, static_cast<int>(std::find(pass.first, pass.first + pass.sequences, rows) - pass.first));
+}
+
+// Cuts attention of the first sequences into jobs of at most kAttendUnits units.
+void Decoder::make_groups(const PassRows& pass, int sequences) {
   const DecoderShape& s = w_.shape;
   const int heads_per_kv = s.heads / s.kv_heads, most = kAttendUnits / group_;
   groups_.clear();
   size_t place = 0;
-  for (int i = 0; i < pass.sequences; i++)
+  for (int i = 0; i < sequences; i++)
     for (int head = 0; head < s.heads; head += group_)
       for (int row = pass.first[i]; row < pass.first[i + 1]; row += most) {
         const int rows = std::min(most, pass.first[i + 1] - row);
@@ -148,13 +156,12 @@ void Decoder::embed(const PassRows& pass, const Entry* entry) {
   });
 }
 
-void Decoder::keep_features(int layer, float* features) {
+void Decoder::keep_features(int layer, float* features, int featured) {
   const DecoderShape& s = w_.shape;
-  if (features == nullptr) return;
   const size_t width = s.features.size() * s.hidden;
   for (size_t place = 0; place < s.features.size(); place++)
     if (s.features[place] == layer)
-      for (int r = 0; r < rows_; r++)
+      for (int r = 0; r < featured; r++)
         std::memcpy(features + r * width + place * s.hidden, &x_[size_t(r) * s.hidden], sizeof(float) * s.hidden);
 }
 
@@ -168,12 +175,12 @@ void Decoder::project(const float* input, const std::vector<Packed>& parts, cons
   }
 }
 
-void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
+void Decoder::rotate_and_keep(int layer, const PassRows& pass) {
   const DecoderShape& s = w_.shape;
   const LayerWeights& w = w_.layers[layer];
   const int half = s.head_dim / 2, width = s.q_width() + 2 * s.kv_width();
   std::vector<int> sequence_of;
-  if (store)
+  if (aside_ < rows_)
     for (int i = 0; i < pass.sequences; i++)
       sequence_of.insert(sequence_of.end(), pass.first[i + 1] - pass.first[i], i);
   for_rows(rows_, width, [&](int r) {
@@ -187,7 +194,7 @@ void Decoder::rotate_and_keep(int layer, const PassRows& pass, bool store) {
       ops().rotate(x, cos, sin, half);
     }
     const float *key = row + s.q_width(), *value = key + s.kv_width();
-    if (store) {
+    if (r >= aside_) {
       const int32_t* table = pass.tables + sequence_of[r] * pass.table_stride;
       write_cache(layer, key, value, table[positions_[r] / kKvBlock], positions_[r] % kKvBlock);
     } else {
@@ -208,9 +215,10 @@ void Decoder::write_cache(int layer, const float* key, const float* value, int b
   }
 }
 
-AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool store) const {
+AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g) const {
   const DecoderShape& s = w_.shape;
   const int width = s.q_width() + 2 * s.kv_width();
+  const bool store = g.first_row >= aside_;
   const int stored = pass.prefix[g.sequence] + pass.first[g.sequence + 1] - pass.first[g.sequence];
   const size_t drafted = store ? 0 : size_t(g.kv_head) * s.head_dim;
   AttendTask t;
@@ -238,8 +246,8 @@ AttendTask Decoder::task(int layer, const PassRows& pass, const Group& g, bool s
 
 // Each job walks its stretches in order. When there are fewer jobs than threads could share evenly, stretches become
 // tasks of their own: the same parts, merged in the same order, so the results are the same.
-void Decoder::attend(int layer, const PassRows& pass, bool store) {
-  if (splits()) return attend_split(layer, pass, store);
+void Decoder::attend(int layer, const PassRows& pass) {
+  if (splits()) return attend_split(layer, pass);
   const size_t stride = w_.shape.value_stride(), unit = stride + 2;
   auto body = [&](int64_t begin, int64_t end) {
     float* memory = work_memory(attend_work(w_.shape.head_dim) + 2 * kAttendUnits * unit);
@@ -251,7 +259,7 @@ void Decoder::attend(int layer, const PassRows& pass, bool store) {
     float* work = memory + 2 * kAttendUnits * unit;
     for (int64_t j = begin; j < end; j++) {
       const Group& group = groups_[j];
-      AttendTask t = task(layer, pass, group, store);
+      AttendTask t = task(layer, pass, group);
       for (int stretch = 0; stretch < group.stretches; stretch++) {
         t.next = t.keys(stretch_begin(stretch + 1));
         ops().attend(t, stretch, parts[stretch > 0], work);
@@ -263,7 +271,7 @@ void Decoder::attend(int layer, const PassRows& pass, bool store) {
   Pool::instance().parallel_for(static_cast<int64_t>(groups_.size()), body);
 }
 
-void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
+void Decoder::attend_split(int layer, const PassRows& pass) {
   for (size_t j = 0; j < groups_.size(); j++) left_[j].store(groups_[j].stretches, std::memory_order_relaxed);
   auto part_of = [&](const Group& group, int stretch) {
     const size_t units = static_cast<size_t>(group.rows) * group_, stride = w_.shape.value_stride();
@@ -275,10 +283,10 @@ void Decoder::attend_split(int layer, const PassRows& pass, bool store) {
     for (int64_t index = begin; index < end; index++) {
       const auto [j, number] = stretches_[index];
       const Group& group = groups_[j];
-      AttendTask t = task(layer, pass, group, store);
+      AttendTask t = task(layer, pass, group);
       if (index + 1 < end) {
         const Stretch& next = stretches_[index + 1];
-        t.next = task(layer, pass, groups_[next.group], store).keys(stretch_begin(next.number));
+        t.next = task(layer, pass, groups_[next.group]).keys(stretch_begin(next.number));
       }
       ops().attend(t, number, part_of(group, number), work);
       if (left_[j].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;

@@ -72,12 +72,14 @@ class Decoder {
   void set_rope(const float* cos, const float* sin) { cos_ = cos, sin_ = sin; }
   // The rows of the last pass after the final norm (without one: as they are), [rows, hidden].
   const float* normed() const { return norm_.data(); }
-  // logits [rows, vocab] and features [rows, features * hidden] may be null. With `store` keys and values go straight
-  // into the blocks at prefix + depth, else they stay aside for `commit`.
-  void forward(const PassRows& pass, float* logits, float* features, bool store, const Entry* entry = nullptr);
+  // Keys and values of the last `stored` sequences, which are chains, go straight into the blocks at prefix + depth, where
+  // other sequences may read them; those of the others stay aside for `commit`. logits, of the rows aside [rows, vocab],
+  // may be null. features [featured, features * hidden], of the first rows.
+  void forward(const PassRows& pass, float* logits, float* features, int featured, int stored,
+               const Entry* entry = nullptr);
   // Copies keys and values of `count` rows of the last pass to their blocks and offsets.
   void commit(int count, const int32_t* rows, const int32_t* blocks, const int32_t* offsets);
-  int last_rows() const { return kept_rows_; }
+  int last_rows() const { return older_ + aside_; }
 
  private:
   struct Group {  // one attention job: rows of a sequence, heads that share a key-value head
@@ -88,17 +90,18 @@ class Decoder {
     int group, number;
   };
 
-  void prepare(const PassRows& pass, bool store, const Entry* entry);
-  void make_groups(const PassRows& pass);
+  void prepare(const PassRows& pass, int stored, const Entry* entry);
+  void make_groups(const PassRows& pass, int sequences);
+  void keep_rows(const PassRows& pass, int rows);
   void order_stretches();
   void embed(const PassRows& pass, const Entry* entry);
-  void keep_features(int layer, float* features);
+  void keep_features(int layer, float* features, int featured);
   void project(const float* input, const std::vector<Packed>& parts, const float* bias, int64_t width, float* out);
-  void rotate_and_keep(int layer, const PassRows& pass, bool store);
+  void rotate_and_keep(int layer, const PassRows& pass);
   bool splits() const { return static_cast<int>(groups_.size()) < 4 * threads_; }
-  void attend(int layer, const PassRows& pass, bool store);
-  void attend_split(int layer, const PassRows& pass, bool store);
-  AttendTask task(int layer, const PassRows& pass, const Group& group, bool store) const;
+  void attend(int layer, const PassRows& pass);
+  void attend_split(int layer, const PassRows& pass);
+  AttendTask task(int layer, const PassRows& pass, const Group& group) const;
   void finish(const Group& group, const float* totals, const float* mixed);
   void add_and_norm(const float* weight);
   void gate();
@@ -111,8 +114,7 @@ class Decoder {
   const float *cos_ = nullptr, *sin_ = nullptr;
   float scale_;
   int group_;          // heads of one attention job: all heads of a key-value head unless they are very many
-  int kept_rows_ = 0;  // rows in keys_ and values_: those of the last pass and older ones
-  int older_ = 0;
+  int older_ = 0, aside_ = 0;  // rows of earlier passes and of the last one in keys_ and values_
   int rows_ = 0, threads_ = 1;
   std::vector<float> x_, norm_, qkv_, mixed_, out_, gate_up_, gated_, parts_;
   std::vector<std::vector<float>> keys_, values_;  // by layer

@@ -43,22 +43,26 @@ class PyDecoder {
   }
 
   void forward(const std::tuple<Ids, Ids, Ids, Ids, Ids, Tables>& arrays, const std::optional<Out>& logits,
-               const std::optional<Out>& features, bool store) {
+               const std::optional<Out>& features, int stored) {
     const Turn turn(busy_);
     const auto& [tokens, parents, depths, first, prefix, tables] = arrays;
     const size_t rows = tokens.shape(0), sequences = prefix.shape(0);
     check(rows > 0 && parents.shape(0) == rows && depths.shape(0) == rows, "arrays of a pass differ in length");
     check(first.shape(0) == sequences + 1 && tables.shape(0) == sequences, "arrays of sequences differ in length");
-    check(!logits || (logits->shape(0) == rows && logits->shape(1) == static_cast<size_t>(shape_.vocab)),
+    check(stored >= 0 && static_cast<size_t>(stored) <= sequences, "more sequences are stored than there are");
+    const size_t aside = first.data()[sequences - stored], featured = features ? features->shape(0) : 0;
+    check(!logits || (logits->shape(0) == aside && logits->shape(1) == static_cast<size_t>(shape_.vocab)),
           "logits: wrong shape");
-    check(!features || (features->shape(0) == rows && features->shape(1) == shape_.features.size() * shape_.hidden),
+    check(!features || ((featured == rows || featured == aside) &&
+                        features->shape(1) == shape_.features.size() * shape_.hidden),
           "features: wrong shape");
     const slip::PassRows pass{static_cast<int>(rows), static_cast<int>(sequences), tokens.data(), parents.data(),
                               depths.data(), first.data(), prefix.data(), tables.data(),
                               static_cast<int64_t>(tables.shape(1))};
-    check_pass(pass, store);
+    check_pass(pass, stored);
     const slip::WithoutGil release;
-    decoder_->forward(pass, logits ? logits->data() : nullptr, features ? features->data() : nullptr, store);
+    decoder_->forward(pass, logits ? logits->data() : nullptr, features ? features->data() : nullptr,
+                      static_cast<int>(featured), stored);
   }
 
   void commit(const Ids& rows, const Ids& blocks, const Ids& offsets) {
@@ -76,12 +80,13 @@ class PyDecoder {
 
  private:
   // Everything that becomes an address.
-  void check_pass(const slip::PassRows& p, bool store) const {
+  void check_pass(const slip::PassRows& p, int stored) const {
     check(p.first[0] == 0 && p.first[p.sequences] == p.rows, "sequences do not cover the rows of the pass");
     const int64_t positions = static_cast<int64_t>(cos_.is_valid() ? cos_.shape(0) : 0);
     const int64_t blocks = static_cast<int64_t>(pool_.shape(0));
     for (int i = 0; i < p.sequences; i++) {
       check(p.first[i] < p.first[i + 1] && p.prefix[i] >= 0, "a sequence is empty or has a negative prefix");
+      const bool store = i >= p.sequences - stored;
       int64_t keys = p.prefix[i];
       for (int r = p.first[i]; r < p.first[i + 1]; r++) {
         check(p.tokens[r] >= 0 && p.tokens[r] < shape_.vocab, "token id outside the vocabulary");
@@ -121,7 +126,7 @@ void bind_decoder(nb::module_& m) {
            nb::arg("pool"))
       .def("rope", &PyDecoder::rope, nb::arg("cos"), nb::arg("sin"))
       .def("forward", &PyDecoder::forward, nb::arg("arrays"), nb::arg("logits").none(), nb::arg("features").none(),
-           nb::arg("store"))
+           nb::arg("stored"))
       .def("commit", &PyDecoder::commit, nb::arg("rows"), nb::arg("blocks"), nb::arg("offsets"));
   m.def("exp", &apply, nb::arg("x"), nb::arg("out"), "e^x with the decoder's own polynomial.");
 }

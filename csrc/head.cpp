@@ -43,7 +43,8 @@ void Head::forward(const HeadPass& pass) {
   if (w_.three) enter_three(pass);
   else enter_one(pass);
   const Entry entry{x_.data(), entry_.data(), w_.entry_width(), pass.older};
-  decoder_.forward(pass.rows, nullptr, pass.count > 0 ? states_.data() : nullptr, pass.store, &entry);
+  const int stored = pass.store ? pass.rows.sequences : 0;
+  decoder_.forward(pass.rows, nullptr, states_.data(), pass.count > 0 ? pass.rows.rows : 0, stored, &entry);
   if (pass.count > 0) finish(pass);
 }
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from slipstream.core.errors import CacheFullError, InputError
-from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.base import PassOutput, Read, RowInput
 
 
 class SlotTarget:
@@ -22,6 +22,7 @@ class SlotTarget:
 
     name = "bed"
     row_invariant = True
+    reads_along = False
     kv_bytes_per_token = 1
 
     def __init__(self, vocab_size: int, max_context: int, slots: int):
@@ -83,9 +84,12 @@ class SlotTarget:
         if sum(map(len, self.cache.values())) + more > self.capacity:
             raise CacheFullError(f"the cache of {self.capacity} tokens is full")
 
-    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
+    def forward(self, rows: Sequence[RowInput], reads: Sequence[Read] = ()) -> PassOutput:
         assert len({row.slot for row in rows}) == len(rows), "a slot appears twice in one pass"
-        self.require(sum(1 + len(row.draft) for row in rows))
+        assert len({read.slot for read in reads}) == len(reads), "a slot is read twice in one pass"
+        self.require(sum(1 + len(row.draft) for row in rows) + sum(len(read.tokens) for read in reads))
+        for read in reads:
+            self.prefill(read.slot, read.tokens, read.last)
         self.passes.append(sum(1 + len(row.draft) for row in rows))
         self.pending, self.aside, logits = list(rows), [], []
         for row in rows:
@@ -98,7 +102,7 @@ class SlotTarget:
                 states.append(self.node(row.slot, [row.anchor, *row.draft.path_tokens(index)], above))
             self.aside.append(states)
             logits.append(np.stack([np.asarray(self.logits(state), np.float32) for state in states]))
-        return PassOutput(logits)
+        return PassOutput(logits, read=[None for _ in reads])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         assert self.pending is not None, "commit without a pass"
@@ -140,10 +144,10 @@ class TableTarget(SlotTarget):
     def logits(self, state: object) -> np.ndarray:
         return self.table[state]
 
-    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
+    def forward(self, rows: Sequence[RowInput], reads: Sequence[Read] = ()) -> PassOutput:
         if self.pause:
             time.sleep(self.pause)
-        return super().forward(rows)
+        return super().forward(rows, reads)
 
     def after(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits that follow these tokens, without any cache."""

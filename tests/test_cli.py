@@ -301,7 +301,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
 
 def test_ctrl_c_stops_the_reading_of_a_prompt(capsys, monkeypatch):
     monkeypatch.setattr("slipstream.engine.reading.Pace.tokens", lambda *_: 4)
-    monkeypatch.setattr("slipstream.engine.engine.FEWEST_TOKENS", 4)
+    monkeypatch.setattr("slipstream.engine.reader.FEWEST_TOKENS", 4)
     passes, original = [], beds.TableTarget.prefill
 
     def prefill(self, slot, tokens, last=None):

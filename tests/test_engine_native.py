@@ -14,7 +14,7 @@ from slipstream.core.params import SamplingParams, SpeculationSetting
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.small_model import SmallModel
 from slipstream.drafters.suffix import Suffix
-from slipstream.engine import engine as engine_module
+from slipstream.engine import reader as reader_module
 from slipstream.engine.reading import Pace
 from slipstream.targets.native import model
 from slipstream.targets.native.kv import BlockPool
@@ -93,8 +93,8 @@ def live(case: dict) -> list:
         target = native_beds.target(max_context=CONTEXT)
         # One chunk of a prompt in every step, so that they lie between passes and everything else that happens.
         patch.setattr(Pace, "chunk", lambda self, position, rest, seconds, most: case["chunk"] if seconds > 0 else 0)
-        patch.setattr(engine_module, "CHUNK_S", 1e-9)
-        patch.setattr(engine_module, "FEWEST_TOKENS", 1)
+        patch.setattr(reader_module, "CHUNK_S", 1e-9)
+        patch.setattr(reader_module, "FEWEST_TOKENS", 1)
         return act(case, target)
 
 

@@ -37,9 +37,9 @@ class Paced(beds.TableTarget):
 
     now = 0.0
 
-    def forward(self, rows):
+    def forward(self, rows, reads=()):
         self.now += 0.01
-        return super().forward(rows)
+        return super().forward(rows, reads)
 
     def clock(self):
         self.now += 1e-5

@@ -70,7 +70,7 @@ def test_drafters_see_the_features_of_every_committed_token():
 @pytest.mark.parametrize("pace", [4, 300])
 def test_of_a_prompt_the_features_are_shown_that_a_drafter_looks_back_to(pace, monkeypatch):
     monkeypatch.setattr("slipstream.engine.reading.Pace.chunk", lambda *_: pace)
-    monkeypatch.setattr("slipstream.engine.engine.FEWEST_TOKENS", pace)
+    monkeypatch.setattr("slipstream.engine.reader.FEWEST_TOKENS", pace)
     watcher, whole = Watcher(), Watcher()
     watcher.looks_back = 6
     for each in (watcher, whole):

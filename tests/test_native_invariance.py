@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from native_beds import core, logits_of, opened, random_tree, same_bits, target, tokens, tree_faults
+from native_beds import cache_of, core, logits_of, opened, random_tree, same_bits, target, tokens, tree_faults, twin
 from slipstream.core.tree import chain
-from slipstream.targets.base import RowInput
+from slipstream.targets.base import Read, RowInput
 
 PROMPT = tokens(150, 11)
 ALIGNED = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_heads": 4}
@@ -73,8 +73,6 @@ def test_batches_of_ragged_rows_and_trees(kind):
 
 
 def test_prefill_in_any_chunks_fills_the_cache_alike():
-    from native_beds import cache_of
-
     subject = target("qwen2")
     slots = []
     for size in (150, 1, 7, 31, 32, 33, 100):
@@ -87,8 +85,6 @@ def test_prefill_in_any_chunks_fills_the_cache_alike():
 
 def test_prefill_passes_of_any_size_fill_the_cache_alike(monkeypatch):
     """The cut inside one call: 1, 7, 32 or 256 rows per pass."""
-    from native_beds import cache_of
-
     results = []
     for size in (1, 7, 32, 256):
         monkeypatch.setattr("slipstream.targets.native.model.PREFILL_ROWS", size)
@@ -99,6 +95,56 @@ def test_prefill_passes_of_any_size_fill_the_cache_alike(monkeypatch):
     for features, cache in results[1:]:
         assert same_bits(features, results[0][0])
         assert same_bits(cache, results[0][1])
+
+
+def read_along(subject, together=True):
+    """Rows with drafts and parts of prompts, one of them before its row, in one pass or one after the other."""
+    slots = [opened(subject, tokens(length, length)) for length in (33, 150, 20, 40, 127)]
+    reads = [Read(slots[2], tokens(9, 1), 4), Read(slots[3], tokens(90, 2), 0), Read(slots[4], tokens(40, 3))]
+    rows = [RowInput(slots[0], 3, random_tree(6, 1)), RowInput(slots[1], 4), RowInput(slots[2], 5, random_tree(4, 2))]
+    if together:
+        output = subject.forward(rows, reads)
+    else:
+        read = [subject.prefill(part.slot, part.tokens, part.last) for part in reads]
+        output = subject.forward(rows)
+        output.read = read
+    subject.commit([[], [], [0]])
+    found = [*output.logits, *(output.features or []), *(part for part in output.read if part is not None)]
+    return [*found, *(cache_of(subject, slot) for slot in slots)]
+
+
+@pytest.mark.parametrize("features", [(), (1,), (0, 2)], ids=str)
+@pytest.mark.parametrize("kind", ["F32", "Q4_1"])
+def test_prompts_read_along_with_rows_change_no_bit(kind, features, monkeypatch):
+    """Nor does it matter how much of them one pass holds; features = 2 are those of the last output."""
+    expected = read_along(target("llama", features=features, kind=kind, **ALIGNED), together=False)
+    for room in (1, 50, 256):
+        monkeypatch.setattr("slipstream.targets.native.model.PREFILL_ROWS", room)
+        found = read_along(target("llama", features=features, kind=kind, **ALIGNED))
+        assert len(found) == len(expected)
+        assert all(same_bits(one, other) for one, other in zip(found, expected, strict=True)), room
+
+
+@pytest.mark.parametrize("features", [(), (0, 2)], ids=str)
+def test_the_twin_reads_along_alike(features, monkeypatch):
+    one, other = twin("llama", monkeypatch, features=features), target("llama", features=features)
+    assert all(same_bits(a, b) for a, b in zip(read_along(one), read_along(other), strict=True))
+
+
+def test_planted_rows_that_miss_what_is_read_before_them_are_seen(monkeypatch):
+    """The row's own part of the prompt is left out of its prefix."""
+    subject = target("llama")
+    expected = read_along(subject, together=False)
+    plan = type(subject)._plan
+
+    def forgets(self, rows, chains=()):
+        made = plan(self, rows, chains)
+        if len(rows) == 3:
+            made.prefix[2] = 20
+        return made
+
+    monkeypatch.setattr(type(subject), "_plan", forgets)
+    assert not same_bits(read_along(target("llama"))[2], expected[2])
 
 
 def _everything(subject):

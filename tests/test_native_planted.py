@@ -114,10 +114,10 @@ def test_planted_row_order_in_the_core_is_refused():
     slot = opened(subject, [1, 2])
     plan = subject._plan([RowInput(slot, 3, random_tree(4, 1))])
     logits = np.empty((5, 101), np.float32)
-    subject._decoder.forward(plan, logits, None, False)
+    subject._decoder.forward(plan, logits, None, 0)
     parents, plan.parents = plan.parents, np.asarray([-1, 2, 0, 0, 0], np.int32)
     with pytest.raises(ValueError, match="parent is not before it"):
-        subject._decoder.forward(plan, logits, None, False)
+        subject._decoder.forward(plan, logits, None, 0)
     plan.parents, plan.depths = parents, np.arange(5, dtype=np.int32) + 1
     with pytest.raises(ValueError, match="depth does not fit"):
-        subject._decoder.forward(plan, logits, None, False)
+        subject._decoder.forward(plan, logits, None, 0)

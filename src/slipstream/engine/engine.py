@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from slipstream.control.base import Controller
@@ -21,19 +22,16 @@ from slipstream.engine.drafting import Drafting
 from slipstream.engine.interrupt import Interrupts
 from slipstream.engine.ledger import Ledger, Snapshot
 from slipstream.engine.prompt import prompt_tokens
-from slipstream.engine.reading import ALONE_S, CHUNK_S, FEWEST_TOKENS, MOST_S, Pace
+from slipstream.engine.reader import Part, Reader
 from slipstream.engine.request import CANCELLED, ERROR, Answer, Request
 from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.step import Clock, Parts, step
+from slipstream.engine.step import Along, Clock, Parts, step
 from slipstream.engine.stop import End, StopRules
 from slipstream.engine.watch import Watch
 from slipstream.sampling import Grammars, RowSampler, choice_seed, fresh_seed
 from slipstream.targets.base import Target
-from slipstream.targets.slots import SlotPool, common_prefix
+from slipstream.targets.slots import SlotPool
 from slipstream.verify.base import Verifier
-
-WORTH_SHARING = 32
-"""Tokens of a prompt that another one must be about to read for this one to wait and share them."""
 
 
 class Engine:
@@ -65,7 +63,7 @@ class Engine:
         self.watch, self.ledger = Watch(self.drafting), Ledger()
         self._scheduler = Scheduler(max_batch)
         self._slots = SlotPool(target, min(keep_prefixes, max_batch))
-        self._pace = Pace()
+        self._reader = Reader(target, self._scheduler, self._slots, self.drafting, self.ledger)
         self._grammars = Grammars(tokenizer, target.vocab_size)
         self._ids, self._request_ids = itertools.count(), itertools.count(1)
         self._lock = threading.RLock()
@@ -140,9 +138,12 @@ class Engine:
                 raise InputError("this model is in the middle of a step; do not generate from inside a progress call")
             try:
                 self._stepping = True
-                self._admit()
-                self._read()
-                self._pass()
+                self._reader.admit()
+                parts = self._plan()
+                if not self.target.reads_along:
+                    self._read(parts)
+                    parts = []
+                self._pass(parts)
             except BaseException as error:
                 if not self._interrupts.clean:
                     self._abort(f"{type(error).__name__}: {error}")
@@ -152,116 +153,73 @@ class Engine:
                 while self._dropped:
                     self.cancel(self._dropped.pop())
 
-    def _admit(self) -> None:
-        """Give places in the batch to those who came first, as long as there is memory for their prompts."""
-        while (answer := self._scheduler.head()) is not None:
-            shared, leader = self._shared(answer)
-            if self._scheduler.admitted and not self._has_room(answer, shared):
-                break
-            self._scheduler.admit(leader)
-            answer.started = True
-
-    def _shared(self, answer: Answer) -> tuple[int, Answer | None]:
-        """Leading tokens of the prompt that are cached or will be, and who is about to read them."""
-        tokens, leader = answer.row.tokens, None
-        if answer.request.replay:
-            return 0, None
-        shared = self._slots.shared(tokens)
-        for other in self._scheduler.reading if self.target.row_invariant else ():
-            ahead = min(common_prefix(other.row.tokens, tokens), len(tokens) - 1, len(other.row.tokens) - 1)
-            if ahead >= shared + WORTH_SHARING:
-                shared, leader = ahead, other
-        return shared, leader
-
-    def _has_room(self, answer: Answer, shared: int) -> bool:
-        """Whether the cache can take this prompt beside those that are being read; kept prefixes give way to it."""
-        free = self.target.memory_bytes()["kv_free"] // self.target.kv_bytes_per_token + self._slots.kept_tokens
-        unread = sum(len(other.row.tokens) - self._done(other) for other in self._scheduler.reading)
-        return len(answer.row.tokens) - shared + unread < free
-
-    def _done(self, answer: Answer) -> int:
-        """Tokens of its prompt that were read."""
-        return self.target.length(answer.row.slot) if answer.row.slot >= 0 else 0
-
-    def _read(self) -> None:
-        """Read prompts in turns, for as long as running and waiting requests can bear."""
-        scheduler = self._scheduler
-        if not scheduler.reading:
-            return
-        alone = not scheduler.running and not scheduler.waiting and len(scheduler.reading) == 1
-        begun = time.perf_counter()
-        running, first = len(scheduler.running), True
-        while (answer := scheduler.next()) is not None:
-            done, spent = self._done(answer), time.perf_counter() - begun
-            rest = len(answer.row.tokens) - 1 - done
-            most = self._pace.chunk(done, rest, (ALONE_S if alone else CHUNK_S) - spent, MOST_S - spent)
-            # What is left of the time is used if it is enough for a chunk worth its pass, and if nobody who is ready
-            # waits for it; newcomers may join those.
-            ready = len(scheduler.running) > running and answer.row.slot >= 0
-            if not first and (ready or most < min(FEWEST_TOKENS, rest)):
-                break
+    def _plan(self) -> list[Part]:
+        """What the coming pass reads of prompts. A refusal ends its request, want of memory makes it wait."""
+        parts: list[Part] = []
+        while (turn := self._reader.turn(parts)) is not None:
             self._interrupts.release()
-            scheduler.turn(answer)
-            self._read_chunk(answer, max(most, FEWEST_TOKENS))
-            first = False
-
-    def _read_chunk(self, answer: Answer, most: int) -> None:
-        """Read at most so many tokens of a prompt; a refusal ends this request, want of memory makes it wait."""
-        row, request, started = answer.row, answer.request, time.perf_counter()
-        tokens = row.tokens[:-1]
-        try:
-            if row.slot < 0:
-                row.slot, reused = self._slots.take(row.tokens, reuse=not request.replay)
-                self.ledger.started(answer, reused)
-            done = self.target.length(row.slot)
-            if request.progress is not None and done < len(tokens):
-                request.progress(done, len(tokens))
-            part = tokens[done : done + most]
-            if part:
-                began = time.perf_counter()
-                end, wanted = done + len(part), self.drafting.features_wanted(row)
-                last = None if wanted is None else max(0, min(len(part), wanted - (len(tokens) - end)))
-                features = self.target.prefill(row.slot, part, last)
-                self.drafting.prefilled(row, end - (len(part) if last is None else last), features)
-                self._pace.took(done, len(part), time.perf_counter() - began)
-            if done + len(part) == len(tokens):
-                if request.progress is not None:
-                    request.progress(len(tokens), len(tokens))
-                self._scheduler.run(answer)
-                self.drafting.begin(row)
-        except CacheFullError as error:
-            self._make_room(error)
-        except SlipstreamError as error:
-            answer.finish(End(ERROR, str(error)))
-            self._finish(answer)
-        request.timing.prefill_s += time.perf_counter() - started
-
-    def _pass(self) -> None:
-        """One pass over what runs. Without memory for it, kept prefixes go first, then drafts, then the last row."""
-        most = self.drafting.max_nodes
-        while running := self._scheduler.running:
             try:
-                self._run(Batch(running, self.target.max_context, most))
+                part = self._reader.part(*turn)
+                parts += [part] if part is not None else []
+            except CacheFullError as error:
+                parts = self._make_room(error, parts)
+            except SlipstreamError as error:
+                self._fail(turn[0], error)
+        return parts
+
+    def _read(self, parts: Sequence[Part]) -> None:
+        """Read these parts of prompts by themselves."""
+        for part in parts:
+            started = time.perf_counter()
+            try:
+                features = self.target.prefill(part.read.slot, part.read.tokens, part.read.last)
+                self._reader.took(part, features, time.perf_counter() - started)
+            except CacheFullError as error:
+                self._make_room(error)
+                break
+            except SlipstreamError as error:
+                self._fail(part.answer, error)
+
+    def _pass(self, parts: Sequence[Part]) -> None:
+        """One pass over what runs, which reads parts of prompts on the way.
+
+        Without memory kept prefixes go first; prompts wait while others run; then drafts go, then the last row.
+        """
+        most = self.drafting.max_nodes
+        while (running := self._scheduler.running) or parts:
+            try:
+                ready = [part.answer for part in parts if part.ends]
+                self._run(Batch([*running, *ready], self.target.max_context, most), parts)
                 break
             except CacheFullError as error:
-                if most == 0 or self._slots.kept_tokens:
-                    self._make_room(error)
+                if parts and running and not self._slots.kept_tokens:
+                    parts = []
+                elif parts or most == 0 or self._slots.kept_tokens:
+                    parts = self._make_room(error, parts)
                 else:
                     most = 0
 
-    def _make_room(self, error: CacheFullError) -> None:
-        """Kept prefixes go first, then whoever came last: it starts again later from its tokens; alone, it cannot."""
+    def _make_room(self, error: CacheFullError, parts: Sequence[Part] = ()) -> list[Part]:
+        """Kept prefixes go first, then whoever came last: it starts again later from its tokens; alone, it cannot.
+
+        Returns those parts that can still be read.
+        """
         if self._slots.forget():
-            return
+            return list(parts)
         holders = [answer for answer in self._scheduler.admitted if answer.row.slot >= 0]
         last = max(holders, key=lambda answer: answer.row.id)
         if len(holders) == 1:
-            last.finish(End(ERROR, str(error)))
-            self._finish(last)
-            return
-        self._leave(last)
-        self._drop(last.row)
-        self._scheduler.put_back(last)
+            self._fail(last, error)
+        else:
+            self._leave(last)
+            self._drop(last.row)
+            self._scheduler.put_back(last)
+        return [part for part in parts if part.answer is not last]
+
+    def _fail(self, answer: Answer, error: SlipstreamError) -> None:
+        """This answer alone ends."""
+        answer.finish(End(ERROR, str(error)))
+        self._finish(answer)
 
     def _drop(self, row: Row) -> None:
         """Give back the row's slot, whose content is not known, if it has one."""
@@ -269,11 +227,12 @@ class Engine:
             self._slots.drop(row.slot)
             row.slot = -1
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: Batch, parts: Sequence[Part]) -> None:
         clock = Clock()
-        self._check(batch)
+        self._check(self._scheduler.running)
         before = sum(len(row.tokens) for row in batch.rows)
-        step(batch, Parts(self.target, self.verifier, self.controller, self.drafting.active), clock)
+        along = Along([part.read for part in parts], partial(self._reader.took_all, parts))
+        step(batch, Parts(self.target, self.verifier, self.controller, self.drafting.active), clock, along)
         batch.charge(clock.seconds)
         self.ledger.step(batch, clock, sum(len(row.tokens) for row in batch.rows) - before)
         for answer in batch.answers:
@@ -282,7 +241,7 @@ class Engine:
         if self.watch.due(any(row.speculate for row in batch.rows)):
             nodes, _ = self.ledger.totals([*self._scheduler.waiting, *self._scheduler.admitted])
             self.watch.look(nodes.drafted_by_source, nodes.accepted_by_source, self.controller.gains())
-        self._check(batch)
+        self._check(self._scheduler.running)
 
     def _finish(self, answer: Answer) -> None:
         """An answer has ended: its cache rows stay for a while, unless they are not to be trusted."""
@@ -384,9 +343,9 @@ class Engine:
             for guard in self.drafting.guards:
                 guard.drafter.close()
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, running: Sequence[Answer]) -> None:
         """The invariant between steps: the cache holds a row's tokens but for its anchor."""
         if self.debug:
-            for row in (answer.row for answer in batch.answers if not answer.finish_reason):
+            for row in (answer.row for answer in running):
                 length = self.target.length(row.slot)
                 assert length == len(row.tokens) - 1, f"row {row.id}: cache {length}, tokens {len(row.tokens)}"

@@ -74,6 +74,8 @@ class Ledger:
     def step(self, batch: Batch, clock: Clock, emitted: int) -> None:
         """One step: its rows, its clock, the tokens it brought."""
         self.steps += 1
+        if not clock.token_rows:
+            return
         rows, seconds = len(batch.rows), sum(clock.seconds.values())
         if clock.token_rows == rows:
             self.plain_step(rows, seconds)

@@ -1,11 +1,16 @@
-"""How much of a prompt is read at once: as much as fits into a time, by the clock."""
+"""How much of a prompt is read at once: as much as fits into a time, by the clock; and what a pass reads of which."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 CHUNK_S = 0.06
 """Seconds aimed at for what one step reads while other requests run or wait."""
-MOST_S = 0.1
-"""Seconds that it may take if that brings a prompt to its end."""
+MOST_S = 0.09
+"""Seconds that it may take if that brings a prompt to its end; with the rows of the pass a tenth of a second."""
 ALONE_S = 0.15
 """The same while nobody else is there: a newcomer waits no longer than this."""
 FEWEST_TOKENS, MOST_TOKENS = 16, 512
@@ -27,11 +32,17 @@ class Pace:
 
     def tokens(self, position: int, seconds: float) -> int:
         """Tokens that can be read in this time from a position on."""
+        return min(MOST_TOKENS, int(seconds / self._nearest(position))) if self._per_token else FIRST_TOKENS
+
+    def seconds(self, position: int, tokens: int) -> float:
+        """What so many tokens from a position on are expected to take, 0.0 while nothing is known."""
+        return tokens * self._nearest(position)
+
+    def _nearest(self, position: int) -> float:
         if not self._per_token:
-            return FIRST_TOKENS
+            return 0.0
         zone = _zone(position)
-        nearest = min(self._per_token, key=lambda known: (known > zone, abs(known - zone)))
-        return min(MOST_TOKENS, int(seconds / self._per_token[nearest]))
+        return self._per_token[min(self._per_token, key=lambda known: (known > zone, abs(known - zone)))]
 
     def chunk(self, position: int, rest: int, seconds: float, most: float) -> int:
         """Tokens to read from a position on: what fits into `seconds`, or the whole `rest` if that fits into `most`."""

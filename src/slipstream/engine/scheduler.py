@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from slipstream.engine.request import Answer
 
@@ -55,12 +55,15 @@ class Scheduler:
         if leader is not None:
             self._leaders[answer] = leader
 
-    def next(self) -> Answer | None:
-        """Whose prompt is read next. Prompts take turns; every other turn goes to one that had none, if there is any.
+    def next(self, beside: Collection[Answer] = ()) -> Answer | None:
+        """Whose prompt is read next, `beside` those whose turn it is already. Prompts take turns; every other turn goes
+        to one that had none, if there is any.
 
         So a short prompt waits for one chunk of a long one, and no stream of short ones keeps a long one from going on.
         """
-        ready = [answer for answer in self.reading if self._leaders.get(answer) not in self.reading]
+        ready = [
+            answer for answer in self.reading if answer not in beside and self._leaders.get(answer) not in self.reading
+        ]
         fresh = next((answer for answer in ready if answer in self._fresh), None)
         begun = next((answer for answer in ready if answer not in self._fresh), None)
         return fresh if fresh is not None and (self._fresh_next or begun is None) else begun

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.control.base import Controller, StepCost
 from slipstream.core.tree import Draft
 from slipstream.core.types import Limit, Offers
 from slipstream.drafters.guard import Guard
 from slipstream.engine.batch import Batch
-from slipstream.targets.base import Target
+from slipstream.targets.base import Read, Target
 from slipstream.verify import verify_rows
 from slipstream.verify.base import Verifier
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,14 @@ class Parts:
     drafters: Sequence[Guard] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """What a pass reads of prompts beside its rows. done: called with the features and the seconds that were theirs."""
+
+    reads: Sequence[Read] = ()
+    done: Callable[[Sequence[NDArray[np.float32] | None], float], None] | None = None
+
+
 @dataclass(slots=True)
 class Clock:
     """Seconds by part: draft, pass (forward and commit), verify (sampling included), rest."""
@@ -33,13 +46,19 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "pass": 0.0, "verify": 0.0, "rest": 0.0})
     last: float = field(default_factory=time.perf_counter)
     token_rows: int = 0
-    """Anchors and nodes that the pass went over."""
+    """Anchors and nodes that the pass went over; 0 for one that read prompts as well, whose time says little."""
 
     def lap(self, part: str) -> None:
         """Book the time since the last lap."""
         now = time.perf_counter()
         self.seconds[part] += now - self.last
         self.last = now
+
+    def part_with(self, rows: int, tokens: int) -> float:
+        """Take so many tokens of prompts out of a pass over so many rows besides; returns their part of its time."""
+        spent = self.seconds["pass"] * tokens / (rows + tokens)
+        self.seconds["pass"] -= spent
+        return spent
 
     def cost(self, drafts: Sequence[Draft]) -> StepCost:
         """The step so far, as controllers see it."""
@@ -48,19 +67,31 @@ class Clock:
         return StepCost(self.token_rows, spent["pass"], spent["verify"], spent["draft"], spent["rest"])
 
 
-def step(batch: Batch, parts: Parts, clock: Clock) -> None:
+NOTHING = Along()
+
+
+def step(batch: Batch, parts: Parts, clock: Clock, along: Along = NOTHING) -> None:
     """Draft, verify, commit once, for every row of the batch.
 
-    Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
+    Tokens are appended before cache rows are committed, because where an answer ends decides what is kept. A pass that
+    reads prompts along takes its time for arithmetic, in which a node has no discount: nobody drafts for it.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
     speculating = [row for row in rows if row.speculate]
     drafters = [drafter for drafter in parts.drafters if any(map(drafter.wants, speculating))]
-    limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
-    drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
+    if along.reads:
+        drafts = [Draft() for _ in rows]
+    else:
+        limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
+        drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
     clock.lap("draft")
-    output = target.forward(batch.inputs(drafts))
+    output = target.forward(batch.inputs(drafts), along.reads)
     clock.lap("pass")
+    if along.done is not None and along.reads:
+        along.done(output.read, clock.part_with(len(rows), sum(len(read.tokens) for read in along.reads)))
+        clock.last = time.perf_counter()
+    if not rows:
+        return
     verdicts = verify_rows(parts.verifier, output.logits, drafts, rows, output.draw)
     # A device computes on while the host goes ahead; where the draw happens there, it is what waits for the pass.
     clock.lap("verify" if output.draw is None else "pass")
@@ -73,7 +104,8 @@ def step(batch: Batch, parts: Parts, clock: Clock) -> None:
     for drafter in reversed(drafters):
         drafter.observe(drafted)
     clock.lap("rest")
-    controller.observe(observations, clock.cost(drafts))
+    if not along.reads:
+        controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")
 
 

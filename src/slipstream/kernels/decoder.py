@@ -25,12 +25,14 @@ class Decoder(Protocol):
         """Use these tables, float32 [positions, head_dim / 2], from the next pass on."""
 
     def forward(
-        self, rows: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, store: bool
+        self, rows: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, stored: int
     ) -> None:
-        """Run the pass; fill logits [m, vocab] and features [m, len(shape.features) * hidden] where given.
+        """Run the pass.
 
-        Keys and values stay in the decoder's scratch memory until the next pass; with `store` (all sequences are
-        chains) they go straight into the pool, at prefix + depth.
+        Keys and values of the last `stored` sequences, which must be chains, go straight into the pool, at prefix +
+        depth, where other sequences of this pass may have them in their prefix already. Those of the m rows before them
+        stay in the decoder's scratch memory until the next pass. Fills logits [m, vocab] and features [n,
+        len(shape.features) * hidden], of these rows (n = m) or of all, where given.
         """
 
     def commit(self, rows: NDArray[np.int32], blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
@@ -55,11 +57,11 @@ class CompiledDecoder:
         self._core.rope(cos, sin)
 
     def forward(
-        self, rows: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, store: bool
+        self, rows: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, stored: int
     ) -> None:
         """Run the pass; see `Decoder.forward`."""
         arrays = (rows.tokens, rows.parents, rows.depths, rows.first, rows.prefix, rows.tables)
-        self._core.forward(arrays, logits, features, store)
+        self._core.forward(arrays, logits, features, stored)
 
     def commit(self, rows: NDArray[np.int32], blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
         """Copy keys and values of these rows of the last pass into the pool."""

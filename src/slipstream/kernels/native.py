@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.core.errors import InputError, StaleBuildError
 
 MAX_THREADS = 256
-INTERFACE = 5
+INTERFACE = 6
 """Version of the compiled core's functions and of the memory both sides share; raise it whenever either changes.
 
 CMake reads this line and compiles the number in, so that a core older or newer than this code is refused at import.

@@ -112,7 +112,7 @@ class Pass:
     tokens [m]. parents [m]: row of the parent within the pass, -1 for a row that follows the cache directly; parents
     come first. Drafting heads keep rows of earlier passes aside: `parents` then begins with theirs. first [n + 1]: rows
     of sequence i are first[i] .. first[i + 1] - 1. prefix [n]: positions in the cache. tables [n, blocks]: KV blocks of
-    each sequence, enough for its prefix (and, with `store`, for its rows).
+    each sequence, enough for its prefix (and for its rows where they are stored).
     """
 
     tokens: NDArray[np.int32]
@@ -144,6 +144,18 @@ class Pass:
         """One more than the highest position of any row."""
         highest = self.prefix + np.maximum.reduceat(self.depths, self.first[:-1]) + 1
         return int(highest.max())
+
+    def part(self, begin: int, end: int) -> Pass:
+        """Some of the sequences as a pass of their own (without rows of earlier passes)."""
+        start, stop = int(self.first[begin]), int(self.first[end])
+        parents = self.parents[start:stop]
+        return Pass(
+            tokens=self.tokens[start:stop],
+            parents=np.where(parents < 0, parents, parents - start).astype(np.int32),
+            first=self.first[begin : end + 1] - np.int32(start),
+            prefix=self.prefix[begin:end],
+            tables=self.tables[begin:end],
+        )
 
     def check(self, shape: DecoderShape) -> None:
         """Assert what the compiled core relies on (debug runs)."""

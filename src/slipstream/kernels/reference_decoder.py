@@ -150,14 +150,21 @@ class ReferenceDecoder:
         """Use these tables from the next pass on."""
         self._cos, self._sin = cos, sin
 
-    def forward(self, rows: Pass, logits: Floats | None, features: Floats | None, store: bool) -> None:
-        """Run the pass; see `Decoder.forward`."""
+    def forward(self, rows: Pass, logits: Floats | None, features: Floats | None, stored: int) -> None:
+        """Run the pass; see `Decoder.forward`. What is stored goes first: it may be in the prefixes of the others."""
+        sequences = len(rows.prefix)
+        if 0 < stored < sequences:
+            aside = int(rows.first[sequences - stored])
+            theirs = features[aside:] if features is not None and len(features) > aside else None
+            self.forward(rows.part(sequences - stored, sequences), None, theirs, stored)
+            self.forward(rows.part(0, sequences - stored), logits, None if features is None else features[:aside], 0)
+            return
         x = unpack_rows(self.weights.embedding, rows.tokens)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             x = self.run(rows, x, rms_norm(x, self.weights.layers[0].attention_norm, self.shape.eps), features)
             if logits is not None:
                 logits[:] = linear(rms_norm(x, self.weights.norm, self.shape.eps), self.weights.head)
-        if store:
+        if stored:
             self.store_all(rows)
 
     def run(self, rows: Pass, x: Floats, normed: Floats, features: Floats | None = None) -> Floats:

@@ -24,6 +24,23 @@ class RowInput:
 
 
 @dataclass(slots=True)
+class Read:
+    """A part of a prompt: tokens to append to a slot's cache.
+
+    last: tokens at its end whose features are wanted, None for all.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    last: int | None = None
+
+    def part(self, begin: int, end: int) -> Read:
+        """Some of the tokens; of their features those that are wanted of the whole."""
+        last = None if self.last is None else max(0, min(end - begin, self.last - (len(self.tokens) - end)))
+        return Read(self.slot, self.tokens[begin:end], last)
+
+
+@dataclass(slots=True)
 class PassOutput:
     """Result of one pass, per row: logits float32 [1 + nodes, vocab]; features [1 + nodes, width] when asked for.
 
@@ -31,11 +48,13 @@ class PassOutput:
     on a device; they then look like arrays and come to the host when read.
     draw: for such logits, the target's own token after every node of all rows, drawn there and brought over together;
     it returns None where a row's sampler cannot be followed. None when the logits are on the host.
+    read: per part of a prompt, the features of it that were wanted.
     """
 
     logits: list[NDArray[np.float32]]
     features: list[NDArray[np.float32]] | None = None
     draw: Callable[[Sequence[Row], Sequence[Draft]], list[Drawn] | None] | None = None
+    read: list[NDArray[np.float32] | None] = field(default_factory=list)
 
 
 class Target(Protocol):
@@ -52,6 +71,8 @@ class Target(Protocol):
     max_context: int
     row_invariant: bool
     """True when a row's logits are bitwise the same whatever else is in the pass."""
+    reads_along: bool
+    """True when `forward` reads parts of prompts in the very pass over the rows."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -90,8 +111,12 @@ class Target(Protocol):
         Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
         """
 
-    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
-        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
+    def forward(self, rows: Sequence[RowInput], reads: Sequence[Read] = ()) -> PassOutput:
+        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors.
+
+        reads: where `reads_along` says so, parts of prompts, of distinct slots, to append first, as `prefill` does; a
+        row of the same slot follows its part.
+        """
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, per row of the last pass, the anchor and the nodes of this path (in depth order)."""

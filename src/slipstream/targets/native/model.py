@@ -15,7 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.kernels.decoder import make_decoder
 from slipstream.kernels.passes import BLOCK, DecoderWeights, Pass
 from slipstream.models.files import ModelFile, open_model
-from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.base import PassOutput, Read, RowInput
 from slipstream.targets.native.buffers import Buffers
 from slipstream.targets.native.kv import BlockPool, Slots
 from slipstream.targets.native.load import decoder_shape, feature_layers, load_weights, require_supported
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slipstream.models.config import ModelConfig
 
 PREFILL_ROWS = 256
-"""Rows per prefill pass: large enough to share the unpacking of weights, small enough to report progress."""
+"""Prompt tokens per pass at most: enough to share the unpacking of weights, few enough to stay in the caches."""
 
 
 class NativeTarget:
@@ -37,6 +37,7 @@ class NativeTarget:
     """
 
     row_invariant = True
+    reads_along = True
 
     def __init__(
         self,
@@ -138,48 +139,69 @@ class NativeTarget:
 
         Returns their features [tokens, width], or those of the `last` ones, when features were asked for at load.
         """
-        self._check_tokens(tokens)
-        self._slots.reserve(slot, self.length(slot) + len(tokens))
-        ids = np.asarray(tokens, np.int32)
-        before = 0 if last is None else len(ids) - last  # tokens whose features nobody wants
-        first = before // PREFILL_ROWS * PREFILL_ROWS
-        width = 0 if last == 0 else self.features_width
-        features = np.empty((len(ids) - first, width), np.float32) if width else None
+        return self.forward((), [Read(slot, tokens, last)]).read[0]
+
+    def forward(self, rows: Sequence[RowInput], reads: Sequence[Read] = ()) -> PassOutput:
+        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors.
+
+        reads: parts of prompts, of distinct slots, to append first, as `prefill` does; a row of the same slot follows
+        its part. What is more than one pass should hold is read in passes before it.
+        """
+        self._reserve(rows, reads)
         self._pending = []
-        for start in range(0, len(ids), PREFILL_ROWS):
-            part = ids[start : start + PREFILL_ROWS]
-            kept = None if features is None or start < first else features[start - first :][: len(part)]
-            self._store(slot, part, kept)
-        return None if features is None else features[before - first :]
+        room = PREFILL_ROWS
+        rest: list[Read] = []
+        features: list[list[NDArray[np.float32]]] = [[] for _ in reads]
+        for read, made in zip(reads, features, strict=True):
+            early = max(0, len(read.tokens) - room)
+            for start in range(0, early, PREFILL_ROWS):
+                made += self._pass((), [read.part(start, min(start + PREFILL_ROWS, early))])[1]
+            rest.append(read.part(early, len(read.tokens)))
+            room -= len(rest[-1].tokens)
+        output, last = self._pass(rows, rest)
+        whole = [np.concatenate([*made, end]) for made, end in zip(features, last, strict=True)]
+        output.read = list(whole if self.features_width else [None] * len(reads))
+        return output
 
-    def _store(self, slot: int, tokens: NDArray[np.int32], features: NDArray[np.float32] | None) -> None:
-        """One pass over a chain of tokens whose keys and values go straight into the cache."""
-        rows = Pass(
-            tokens=tokens,
-            parents=np.arange(-1, len(tokens) - 1, dtype=np.int32),
-            first=np.asarray([0, len(tokens)], np.int32),
-            prefix=np.asarray([self._slots.lengths[slot]], np.int32),
-            tables=self._slots.tables[slot : slot + 1],
-        )
-        self._run(rows, None, features, store=True)
-        self._slots.grow(slot, len(tokens))
+    def _reserve(self, rows: Sequence[RowInput], reads: Sequence[Read]) -> None:
+        """Make room in the cache for parts of prompts and the longest path of each row, so that commit cannot fail."""
+        for slots in ([row.slot for row in rows], [read.slot for read in reads]):
+            if len(set(slots)) != len(slots) or not (rows or reads):
+                raise InputError(f"a pass needs rows of distinct slots, got slots {slots}")
+        for read in reads:
+            self._check_tokens(read.tokens)
+            self._slots.reserve(read.slot, self.length(read.slot) + len(read.tokens))
+        ahead = {read.slot: len(read.tokens) for read in reads}
+        for row in rows:
+            self._check_tokens((row.anchor, *row.draft.tokens))
+            deepest = max(row.draft.depths(), default=0)
+            self._slots.reserve(row.slot, self.length(row.slot) + ahead.get(row.slot, 0) + 1 + deepest)
 
-    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
-        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
-        plan = self._plan(rows)
-        logits = self._buffers.take(plan.rows, self.vocab_size)
-        features = np.empty((plan.rows, self.features_width), np.float32) if self.features_width else None
-        self._run(plan, logits, features, store=False)
+    def _pass(self, rows: Sequence[RowInput], reads: Sequence[Read]) -> tuple[PassOutput, list[NDArray[np.float32]]]:
+        """One call of the decoder, for which there is room; and of each part of a prompt the features wanted of it."""
+        plan = self._plan(rows, [read for read in reads if len(read.tokens)])
+        starts = plan.first.tolist()
+        aside = starts[len(rows)]
+        featured = plan.rows if any(read.last != 0 for read in reads) else aside
+        features = np.empty((featured, self.features_width), np.float32)
+        logits = self._buffers.take(aside, self.vocab_size)
+        if plan.rows:
+            self._run(plan, logits if aside else None, features if features.size else None, len(starts) - 1 - len(rows))
         if self._padding is not None:
             logits[:, self._padding] = -np.inf
-        bounds = plan.first.tolist()
-        spans = [slice(start, end) for start, end in pairwise(bounds)]
+        spans = [slice(start, end) for start, end in pairwise(starts[: len(rows) + 1])]
         self._pending = [(row.slot, span.start, span.stop) for row, span in zip(rows, spans, strict=True)]
-        kept = None if features is None else [features[span] for span in spans]
-        return PassOutput([logits[span] for span in spans], kept)
+        kept = [features[span] for span in spans] if self.features_width else None
+        read_features, end = [], aside
+        for read in reads:
+            self._slots.grow(read.slot, len(read.tokens))
+            end += len(read.tokens)
+            wanted = len(read.tokens) if read.last is None else read.last
+            read_features.append(features[end - wanted : end] if featured > aside else features[:0])
+        return PassOutput([logits[span] for span in spans], kept), read_features
 
-    def _plan(self, rows: Sequence[RowInput]) -> Pass:
-        """Flatten rows; make room in the cache for the longest path of each, so that commit cannot fail."""
+    def _plan(self, rows: Sequence[RowInput], chains: Sequence[Read] = ()) -> Pass:
+        """Flatten rows, and parts of prompts behind them."""
         tokens: list[int] = []
         parents: list[int] = []
         first = [0]
@@ -188,17 +210,21 @@ class NativeTarget:
             tokens += [row.anchor, *row.draft.tokens]
             parents += [-1, *(base + 1 + parent for parent in row.draft.parents)]
             first.append(len(tokens))
-            deepest = max(row.draft.depths(), default=0)
-            self._slots.reserve(row.slot, self.length(row.slot) + 1 + deepest)
-        self._check_tokens(tokens)
-        slots = [row.slot for row in rows]
-        if not slots or len(set(slots)) != len(slots):
-            raise InputError(f"a pass needs rows of distinct slots, got slots {slots}")
+        for read in chains:
+            base = len(tokens)
+            tokens += read.tokens
+            parents += [-1, *range(base, base + len(read.tokens) - 1)]
+            first.append(len(tokens))
+        slots = [row.slot for row in rows] + [read.slot for read in chains]
+        ahead = {read.slot: len(read.tokens) for read in chains}
+        prefix = [self._slots.lengths[slot] for slot in slots]
+        for index, row in enumerate(rows):
+            prefix[index] += ahead.get(row.slot, 0)
         return Pass(
             tokens=np.asarray(tokens, np.int32),
             parents=np.asarray(parents, np.int32),
             first=np.asarray(first, np.int32),
-            prefix=np.asarray([self._slots.lengths[slot] for slot in slots], np.int32),
+            prefix=np.asarray(prefix, np.int32),
             tables=self._slots.tables[slots],
         )
 
@@ -224,7 +250,7 @@ class NativeTarget:
             self._slots.check()
 
     def _run(
-        self, plan: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, store: bool
+        self, plan: Pass, logits: NDArray[np.float32] | None, features: NDArray[np.float32] | None, stored: int
     ) -> None:
         if self._debug:
             plan.check(self._shape)
@@ -232,7 +258,7 @@ class NativeTarget:
             self._parents = plan.parents
         if self._rope.ensure(plan.end):
             self._decoder.rope(self._rope.cos, self._rope.sin)
-        self._decoder.forward(plan, logits, features, store)
+        self._decoder.forward(plan, logits, features, stored)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)

@@ -16,7 +16,7 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.tree import ANCHOR
 from slipstream.kernels import native
-from slipstream.targets.base import PassOutput, RowInput
+from slipstream.targets.base import PassOutput, Read, RowInput
 from slipstream.targets.transformers import passes
 from slipstream.targets.transformers.cache import LayerShape, SlotCache
 from slipstream.targets.transformers.check import adopt
@@ -47,6 +47,7 @@ class TransformersTarget:
     """
 
     row_invariant = False
+    reads_along = False
 
     def __init__(
         self,
@@ -215,8 +216,12 @@ class TransformersTarget:
             return None
         return np.concatenate([part.cpu().numpy() for part in made] or [np.empty((0, self._tap.width), np.float32)])
 
-    def forward(self, rows: Sequence[RowInput]) -> PassOutput:
-        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors."""
+    def forward(self, rows: Sequence[RowInput], reads: Sequence[Read] = ()) -> PassOutput:
+        """One pass over the anchors and all nodes of all rows; each node attends to its prefix and its ancestors.
+
+        reads: parts of prompts to read before it.
+        """
+        read = [self.prefill(one.slot, one.tokens, one.last) for one in reads]
         tokens = [token for row in rows for token in (row.anchor, *row.draft.tokens)]
         self._check_tokens(tokens)
         slots = [row.slot for row in rows]
@@ -230,7 +235,9 @@ class TransformersTarget:
             features = self._tap.take()
         self._pending = plan
         spans = [slice(row.start, row.stop) for row in plan]
-        return self._output(logits, features, spans)
+        output = self._output(logits, features, spans)
+        output.read = read
+        return output
 
     def _plan(self, rows: Sequence[RowInput]) -> list[PassRow]:
         bounds = np.cumsum([0, *(1 + len(row.draft) for row in rows)]).tolist()
