@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WORTH_SHARING = 32
-"""Tokens of a prompt that another one must be about to read for this one to wait and share them."""
+"""Tokens of a prompt that another one must be about to read for this one to wait and share them; choices always do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Reader:
         shared = self._slots.shared(tokens)
         for other in self._scheduler.reading if self._target.row_invariant else ():
             ahead = min(common_prefix(other.row.tokens, tokens), len(tokens) - 1, len(other.row.tokens) - 1)
-            if ahead >= shared + WORTH_SHARING:
+            if ahead >= shared + (1 if other.request is answer.request else WORTH_SHARING):
                 shared, leader = ahead, other
         return shared, leader
 
