@@ -234,7 +234,7 @@ def test_a_dead_thread_fails_all_requests_and_takes_nothing_new(caplog):
     while not requests[0].answers[0].count:
         time.sleep(0.001)
 
-    def breaks(rows):
+    def breaks(*_):
         raise MemoryError("no more")
 
     target.forward = breaks
