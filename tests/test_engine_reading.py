@@ -220,3 +220,21 @@ def test_planted_turns_by_arrival_alone_are_seen(clocked, monkeypatch):
     monkeypatch.setattr("slipstream.engine.scheduler.Scheduler.turn", lambda self, answer: None)
     with pytest.raises(AssertionError):
         test_prompts_of_equal_length_take_turns_in_the_order_they_came(clocked)
+
+
+def test_a_pass_reads_along_and_a_prompt_that_ends_in_it_answers_in_it():
+    target = beds.TableTarget(TABLE, max_context=2000)
+    target.reads_along = True
+    made = beds.engine(target)
+    running = made.add([1], SamplingParams(max_tokens=20))
+    made.step()
+    short = made.add([7] * 20, SamplingParams(max_tokens=5, logprobs=1))
+    made.step()
+    assert (running.answers[0].count, short.answers[0].count) == (2, 1)
+    assert target.passes == [1, 2]
+    made.run([running, short])
+    for request, prompt in ((running, [1]), (short, [7] * 20)):
+        alone = beds.answer(beds.engine(beds.TableTarget(TABLE)), prompt, max_tokens=request.params.max_tokens)
+        assert request.answers[0].row.output == alone.token_ids
+    assert short.timing.prefill_s > 0
+    assert len(short.answers[0].logprobs) == 5
