@@ -194,10 +194,10 @@ def test_planted_report_faults_are_seen(monkeypatch):
     monkeypatch.undo()
     forward = beds.TableTarget.forward
 
-    def twice(self, rows):
+    def twice(self, rows, reads=()):
         if any(len(row.draft) for row in rows):
             forward(self, rows)
-        return forward(self, rows)
+        return forward(self, rows, reads)
 
     monkeypatch.setattr(beds.TableTarget, "forward", twice)
     with pytest.raises(AssertionError):
