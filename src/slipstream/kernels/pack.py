@@ -8,6 +8,7 @@ import numpy as np
 
 from slipstream.core.errors import InputError
 from slipstream.kernels import native, reference
+from slipstream.kernels.memory import aligned
 from slipstream.kernels.packed import BLOCKS, TYPES, Packed
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BLOCKS", "TYPES", "Packed", "from_panels", "linear", "pack", "pack_stacked", "unpack_rows"]
-
-ALIGNMENT = 64
-
-
-def aligned(size: int) -> NDArray[np.uint8]:
-    """`size` bytes that begin on a cache line."""
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    return buffer[start : start + size]
 
 
 def _check(type_name: str, parts: Sequence[NDArray[np.uint8]], in_features: int) -> None:

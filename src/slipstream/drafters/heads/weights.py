@@ -10,7 +10,8 @@ import numpy as np
 from slipstream.core.errors import UnsupportedError
 from slipstream.drafters.heads.parts import TargetParts, packed
 from slipstream.kernels.head_weights import HeadWeights
-from slipstream.kernels.pack import ALIGNMENT, aligned, from_panels, pack_stacked
+from slipstream.kernels.memory import ALIGNMENT, aligned
+from slipstream.kernels.pack import from_panels, pack_stacked
 from slipstream.kernels.packed import Packed
 from slipstream.kernels.passes import DecoderShape, LayerWeights
 from slipstream.models.config import ModelConfig

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.core.errors import CacheFullError, InputError, ModelError
+from slipstream.kernels.memory import reserve
 from slipstream.kernels.passes import BLOCK
 
 if TYPE_CHECKING:
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 def reserve_memory(floats: int) -> NDArray[np.float32]:
     """float32 [floats], all zero, taking real memory only where it is written. Raises ModelError when refused."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
-        memory = mmap.mmap(-1, 4 * floats, flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, dtype=np.float32)
+        return reserve(4 * floats).view(np.float32)
     except OSError as error:
         gib = 4 * floats / 2**30
         raise ModelError(f"cannot reserve {gib:.1f} GiB for the KV cache ({error}); lower max_context") from error
