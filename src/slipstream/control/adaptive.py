@@ -31,7 +31,7 @@ SURE = 0.97
 WORTH = 1.02
 """Speed over plain decoding from which on a batch is worth a draft; less is what costs and chances are wrong by."""
 RARER = 4
-"""Times fewer probes in a batch than for a single row, at most."""
+"""Times fewer probes in a batch than for a single row, at most, and rows for each time."""
 NOTHING = Limit(0, 0)
 
 
@@ -249,7 +249,7 @@ class Adaptive:
                 source.took_around(source.name in self._now, len(observations), around)
             if not source.free and source.name not in self._now:
                 # The more rows share a pass, the less a probe can win.
-                source.pass_time(cost.pass_s / min(len(observations), RARER))
+                source.pass_time(cost.pass_s / max(1, min(len(observations) // RARER, RARER)))
         if self._asking:
             self._learn(observations)
 

@@ -16,6 +16,8 @@ TRIALS = 3
 CHEAP_TRIALS, CHEAP_SHARE = 32, 0.25
 """The same for one that takes no more than this share of a plain step: its first times are those of a cold machine, and
 what is judged by them would hardly be asked again."""
+SHARED_GAIN = 0.98
+"""A cheap one is asked for a batch down to this gain: what it brings there grows with what it has read of the rows."""
 CHEAP_SMOOTHING = 0.97
 """It is judged by more steps: going on in vain for a while costs little, and giving up by bad luck much."""
 START_DEPTH = 2
@@ -217,8 +219,9 @@ class Source:
         if self.free:
             return deepest
         self.usual = depth = max(1, self.best_depth(deepest, rows, curve)[0])
-        self._cheap = rows == 1 and self.seconds(depth) <= CHEAP_SHARE * curve.at(1)
-        if self.asked < (CHEAP_TRIALS if self._cheap else TRIALS) or self.gain() >= 1.0:
+        self._cheap = self.seconds(depth) <= CHEAP_SHARE * curve.at(rows)
+        enough = SHARED_GAIN if self._cheap and rows > 1 else 1.0
+        if self.asked < (CHEAP_TRIALS if self._cheap else TRIALS) or self.gain() >= enough:
             if rows == 1 and self.asked >= self._omit_at:
                 self._omit_at, self.omitted = self.asked + OMIT_EVERY, True
                 return 0

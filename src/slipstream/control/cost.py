@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
 
@@ -31,7 +33,7 @@ CHANGE = 0.03
 class CostCurve:
     """Seconds as a function of a whole number (token rows of a pass, depth of a draft), never falling.
 
-    From each size that was measured to the next the costs follow a prior shape, scaled to the lower one. The shape is
+    Between sizes that were measured the costs follow a prior shape, or a straight line. The shape is
     1 + slope * (n - 1), or `initial`: seconds by size from an earlier measurement, which count until sizes near them
     are measured. A larger size that measured faster is pooled with its neighbours: what is cheaper for more work is
     noise. change: relative change of a level that makes the table worth rebuilding.
@@ -111,28 +113,25 @@ class CostCurve:
     def _build(self, largest: int) -> list[float]:
         """The table; in plain numbers, because it is made every few steps and right after a pass numpy is slow."""
         table = [0.0] * (largest + 1)
-        measured = sorted(self._times)
-        levels = _pooled([(self._level[n], len(self._times[n])) for n in measured])
-        # Beyond the largest measured size costs rise at least half as fast as they did up to there: hopeful enough to
-        # find out that more is free, not so hopeful as to try every size in turn.
-        rise = BEYOND * (levels[-1] - levels[0]) / (measured[-1] - measured[0]) if len(measured) > 1 else 0.0
-        above = 0
+        sure = sorted(size for size, times in self._times.items() if len(times) >= DOUBTFUL)
+        curve = _Levels(sure, _pooled([(self._level[n], len(self._times[n])) for n in sure]))
+        if len(sure) < len(self._times):
+            measured = sorted(self._times)
+            points = [(self._believed(size, curve), len(self._times[size])) for size in measured]
+            curve = _Levels(measured, _pooled(points))
         for size in range(1, largest + 1 if self.known else 0):
-            while above < len(measured) and measured[above] < size:
-                above += 1
-            seconds = self._prior(size)
-            if measured:
-                # Between two measured sizes the hopeful assumption is the cost of the lower one: real curves have
-                # steps, and a size believed to be dear would never be tried.
-                exact = above < len(measured) and measured[above] == size
-                below = above if exact else max(0, above - 1)
-                seconds *= levels[below] / self._prior(measured[below])
-                if above < len(measured):
-                    seconds = min(seconds, levels[above])
-                elif len(measured) > 1:
-                    seconds = max(seconds, levels[-1] + rise * (size - measured[-1]))
-            table[size] = max(seconds, table[size - 1])
+            table[size] = max(curve.seconds(size, self._prior), table[size - 1])
         return table
+
+    def _believed(self, size: int, sure: _Levels) -> float:
+        """The level of a size. A few times above what the others let expect may be those of a busy moment: they are
+        believed as far as there are enough of them.
+        """
+        level, count = self._level[size], len(self._times[size])
+        if count >= DOUBTFUL or not sure.sizes or not sure.sizes[0] < size < sure.sizes[-1]:
+            return level
+        expected = sure.seconds(size, self._prior)
+        return level if level <= expected else expected + (level - expected) * count / DOUBTFUL
 
     def _prior(self, size: int) -> float:
         """The prior curve, in seconds when initial costs were given, else in units of size 1."""
@@ -149,6 +148,39 @@ class CostCurve:
         first, least = next(iter(self._initial.items()))
         rise = (seconds - least) / (last - first) if last > first else 0.0
         return max(seconds * max(straight / (1.0 + self.slope * (last - 1.0)), 1.0), seconds + rise * (size - last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """Seconds of some sizes, both rising, and what they let expect of others."""
+
+    sizes: list[int]
+    levels: list[float]
+
+    def seconds(self, size: int, prior: Callable[[int], float]) -> float:
+        """Known, or hoped for: a size believed to be dear would never be tried.
+
+        From one size to the next costs follow the prior shape, or a straight line where that is lower. Beyond the
+        largest they rise at least half as fast as they did up to there: hopeful enough to find out that more is free,
+        not so hopeful as to try every size in turn.
+        """
+        sizes, levels = self.sizes, self.levels
+        if not sizes:
+            return prior(size)
+        above = bisect_left(sizes, size)
+        if above < len(sizes) and sizes[above] == size:
+            return levels[above]
+        below = max(0, above - 1)
+        seconds = levels[below] * prior(size) / prior(sizes[below])
+        if above == len(sizes):
+            if len(sizes) == 1:
+                return seconds
+            rise = BEYOND * (levels[-1] - levels[0]) / (sizes[-1] - sizes[0])
+            return max(seconds, levels[-1] + rise * (size - sizes[-1]))
+        if above == 0:
+            return min(seconds, levels[0])
+        share = (size - sizes[below]) / (sizes[above] - sizes[below])
+        return min(seconds, levels[below] + share * (levels[above] - levels[below]))
 
 
 def _pooled(points: list[tuple[float, int]]) -> list[float]:
