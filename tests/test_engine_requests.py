@@ -108,7 +108,7 @@ def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch, where):
     assert_empty(target, drafter, made)
 
 
-def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_chunks_and_twice_at_once(monkeypatch):
+def test_ctrl_c_interrupts_the_reading_of_a_prompt_between_steps_and_twice_at_once(monkeypatch):
     target, drafter, made = make()
     monkeypatch.setattr("slipstream.engine.reading.Pace.tokens", lambda *_: 4)
     monkeypatch.setattr("slipstream.engine.reader.FEWEST_TOKENS", 4)

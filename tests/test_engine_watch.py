@@ -193,3 +193,24 @@ def test_an_adaptive_controllers_rest_shows_in_an_engine():
     made.run([made.add([1], SamplingParams(max_tokens=300))])
     assert [event.what for event in made.snapshot().events] == ["resting"]
     assert not made.snapshot().drafters["useless"].working
+
+
+def test_a_long_prompt_that_is_read_beside_the_rows_sends_no_drafter_to_rest(monkeypatch):
+    monkeypatch.setattr("slipstream.engine.reading.Pace.tokens", lambda *_: 4)
+    monkeypatch.setattr("slipstream.engine.reader.FEWEST_TOKENS", 4)
+    target = beds.TableTarget(beds.random_table(1, SIZE), max_context=2000)
+    target.reads_along = True
+    made = beds.engine(target, [beds.given([1])])
+    running = made.add([1], SamplingParams(max_tokens=1000))
+    for _ in range(LOOK_EVERY):
+        made.step()
+    asked, steps = made.drafting.guards[0].asked, made.snapshot().steps
+    long = made.add([2] * (4 * 3 * LOOK_EVERY), SamplingParams(max_tokens=1))
+    for _ in range(2 * LOOK_EVERY):
+        made.step()
+    assert (made.drafting.guards[0].asked, made.snapshot().steps) == (asked, steps + 2 * LOOK_EVERY)
+    assert not made.snapshot().events
+    made.cancel(running)
+    made.step()
+    assert made.snapshot().steps == steps + 2 * LOOK_EVERY, "a pass over a prompt alone"
+    made.run([long])

@@ -131,7 +131,7 @@ class Engine:
         """Admit what can start, read a bit of the prompts that wait for it, run one pass over all running rows.
 
         An exception inside ends all answers that hold a place in the batch, whose state is then unknown, and is raised
-        again. Ctrl-C waits for the end of the step, or of the present chunk of a prompt.
+        again. Ctrl-C waits for the end of the step.
         """
         with self._lock, self._interrupts:
             if self._stepping:
@@ -145,8 +145,7 @@ class Engine:
                     parts = []
                 self._pass(parts)
             except BaseException as error:
-                if not self._interrupts.clean:
-                    self._abort(f"{type(error).__name__}: {error}")
+                self._abort(f"{type(error).__name__}: {error}")
                 raise
             finally:
                 self._stepping = False
@@ -157,7 +156,6 @@ class Engine:
         """What the coming pass reads of prompts. A refusal ends its request, want of memory makes it wait."""
         parts: list[Part] = []
         while (turn := self._reader.turn(parts)) is not None:
-            self._interrupts.release()
             try:
                 part = self._reader.part(*turn)
                 parts += [part] if part is not None else []
@@ -238,7 +236,8 @@ class Engine:
         for answer in batch.answers:
             if answer.finish_reason:
                 self._finish(answer)
-        if self.watch.due(any(row.speculate for row in batch.rows)):
+        # Nobody is asked in a pass that reads prompts, so it says nothing about who rests.
+        if self.watch.due(not parts and any(row.speculate for row in batch.rows)):
             nodes, _ = self.ledger.totals([*self._scheduler.waiting, *self._scheduler.admitted])
             self.watch.look(nodes.drafted_by_source, nodes.accepted_by_source, self.controller.gains())
         self._check(self._scheduler.running)

@@ -11,23 +11,20 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """Inside, Ctrl-C waits for the end of the block or for `release`, so that no bookkeeping is torn.
+    """Inside, Ctrl-C waits for the end of the block, so that no bookkeeping is torn.
 
     Then the handler that stood before is called, which by default raises KeyboardInterrupt. A second Ctrl-C does not
     wait; where a cache slot changes hands in that very moment, the slot stays taken until the model is closed. Only
     signals to the main thread can be held back, and only those that Python handles; blocks may be nested.
-    clean: the exception on its way was raised by `release`, so nothing is torn.
     """
 
     def __init__(self) -> None:
         self._heard: list[tuple[int, FrameType | None]] = []
         self._before: Callable[[int, FrameType | None], Any] | None = None
         self._depth = 0
-        self.clean = False
 
     def __enter__(self) -> Self:
         self._depth += 1
-        self.clean = False
         before = signal.getsignal(signal.SIGINT)
         if self._depth == 1 and callable(before) and threading.current_thread() is threading.main_thread():
             with contextlib.suppress(ValueError):  # not the main interpreter
@@ -39,12 +36,6 @@ class Interrupts:
         self._heard.append((number, frame))
         if len(self._heard) > 1:
             self._let_through()
-
-    def release(self) -> None:
-        """Let through what was held back, here where it does no harm."""
-        self.clean = True
-        self._let_through()
-        self.clean = False
 
     def _let_through(self) -> None:
         heard, self._heard = self._heard, []

@@ -72,8 +72,8 @@ class Ledger:
         """Seconds that plain steps would have taken for what steps brought, and seconds that these took."""
 
     def step(self, batch: Batch, clock: Clock, emitted: int) -> None:
-        """One step: its rows, its clock, the tokens it brought."""
-        self.steps += 1
+        """One step: its rows, its clock, the tokens it brought. What reads prompts alone is none."""
+        self.steps += bool(batch.rows)
         if not clock.token_rows:
             return
         rows, seconds = len(batch.rows), sum(clock.seconds.values())

@@ -1,11 +1,6 @@
-"""How much of a prompt is read at once: as much as fits into a time, by the clock; and what a pass reads of which."""
+"""How much of a prompt is read at once: as much as fits into a time, by the clock."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 CHUNK_S = 0.06
 """Seconds aimed at for what one step reads while other requests run or wait."""
