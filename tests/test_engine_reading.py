@@ -238,3 +238,17 @@ def test_a_pass_reads_along_and_a_prompt_that_ends_in_it_answers_in_it():
         assert request.answers[0].row.output == alone.token_ids
     assert short.timing.prefill_s > 0
     assert len(short.answers[0].logprobs) == 5
+
+
+def test_what_is_refused_to_the_last_progress_call_ends_its_request_alone():
+    target = beds.TableTarget(TABLE, max_context=2000)
+    target.reads_along = True
+    made = beds.engine(target)
+    running = made.add([1], SamplingParams(max_tokens=20))
+    made.step()
+    last = made.add([7] * 20, SamplingParams(max_tokens=5), progress=lambda done, total: done < total or made.step())
+    made.run([running, last])
+    assert "in the middle of a step" in (last.error or "")
+    alone = beds.answer(beds.engine(beds.TableTarget(TABLE)), [1], max_tokens=20)
+    assert running.answers[0].row.output == alone.token_ids
+    assert len(target.free) == 8 - len(made._slots._idle)

@@ -172,6 +172,7 @@ class Engine:
             try:
                 features = self.target.prefill(part.read.slot, part.read.tokens, part.read.last)
                 self._reader.took(part, features, time.perf_counter() - started)
+                self._reader.announce(part)
             except CacheFullError as error:
                 self._make_room(error)
                 break
@@ -231,6 +232,7 @@ class Engine:
         before = sum(len(row.tokens) for row in batch.rows)
         along = Along([part.read for part in parts], partial(self._reader.took_all, parts))
         step(batch, Parts(self.target, self.verifier, self.controller, self.drafting.active), clock, along)
+        self._announce(parts)
         batch.charge(clock.seconds)
         self.ledger.step(batch, clock, sum(len(row.tokens) for row in batch.rows) - before)
         for answer in batch.answers:
@@ -241,6 +243,15 @@ class Engine:
             nodes, _ = self.ledger.totals([*self._scheduler.waiting, *self._scheduler.admitted])
             self.watch.look(nodes.drafted_by_source, nodes.accepted_by_source, self.controller.gains())
         self._check(self._scheduler.running)
+
+    def _announce(self, parts: Sequence[Part]) -> None:
+        """After the pass: what is refused inside this call, being for between steps, ends its request alone."""
+        for part in parts:
+            try:
+                self._reader.announce(part)
+            except SlipstreamError as error:
+                if not part.answer.finish_reason:
+                    part.answer.finish(End(ERROR, str(error)))
 
     def _finish(self, answer: Answer) -> None:
         """An answer has ended: its cache rows stay for a while, unless they are not to be trusted."""

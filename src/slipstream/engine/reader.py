@@ -113,6 +113,7 @@ class Reader:
         part = Part(answer, Read(row.slot, row.tokens[done:end], last), done, end == whole)
         if done == whole:
             self._ready(part)
+            self.announce(part)
         request.timing.prefill_s += time.perf_counter() - started
         return part if done < whole else None
 
@@ -136,8 +137,11 @@ class Reader:
 
     def _ready(self, part: Part) -> None:
         """A prompt is read; from here on the answer is in every pass."""
-        answer, whole = part.answer, len(part.answer.row.tokens) - 1
-        if answer.request.progress is not None:
-            answer.request.progress(whole, whole)
-        self._scheduler.run(answer)
-        self._drafting.begin(answer.row)
+        self._scheduler.run(part.answer)
+        self._drafting.begin(part.answer.row)
+
+    def announce(self, part: Part) -> None:
+        """Tell whoever follows the prompt that it is read, if it is. What that call raises goes through."""
+        progress, whole = part.answer.request.progress, len(part.read.tokens) + part.begin
+        if part.ends and progress is not None:
+            progress(whole, whole)
