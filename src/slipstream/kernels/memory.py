@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,23 +36,36 @@ class Arena:
 
     def __init__(self) -> None:
         self._rest: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._lock = threading.Lock()
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """`size` bytes of any content that begin on a cache line."""
         if size > ARENA // 4:
             return reserve(size)
         whole = -(-size // ALIGNMENT) * ALIGNMENT
-        with self._lock:
-            if whole > len(self._rest):
-                self._rest = reserve(ARENA)
-            piece, self._rest = self._rest[:size], self._rest[whole:]
+        if whole > len(self._rest):
+            self._rest = reserve(ARENA)
+        piece, self._rest = self._rest[:size], self._rest[whole:]
         return piece
 
 
-_arena = Arena()
+_arena: ContextVar[Arena | None] = ContextVar("arena", default=None)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What is packed inside lies close together in large pages, and goes together: the weights of one model."""
+    token = _arena.set(Arena())
+    try:
+        yield
+    finally:
+        _arena.reset(token)
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """`size` bytes for weights: on a cache line, in large pages, near those that were asked for before."""
-    return _arena.take(size)
+    """`size` bytes of any content that begin on a cache line; inside of `together` they come from there."""
+    arena = _arena.get()
+    if arena is not None:
+        return arena.take(size)
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size]

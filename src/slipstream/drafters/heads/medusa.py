@@ -16,6 +16,7 @@ from slipstream.drafters.heads.base import HeadDrafter
 from slipstream.drafters.heads.candidates import Candidates, candidates
 from slipstream.drafters.heads.parts import packed
 from slipstream.drafters.heads.tree import LEAST
+from slipstream.kernels.memory import together
 from slipstream.kernels.pack import linear
 from slipstream.kernels.packed import Packed
 
@@ -39,6 +40,7 @@ class Medusa(HeadDrafter):
 
     name, looks_back = "medusa", 1
 
+    @together()
     def __init__(self, head: Head, target: TargetParts, vocab_size: int) -> None:
         self.config, self.vocab_size = head.config, vocab_size
         self._norm, self._eps, self._ids = target.final_norm(), np.float32(target.eps), head.ids

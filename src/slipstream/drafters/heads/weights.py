@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.core.errors import UnsupportedError
 from slipstream.drafters.heads.parts import TargetParts, packed
 from slipstream.kernels.head_weights import HeadWeights
-from slipstream.kernels.memory import ALIGNMENT, aligned
-from slipstream.kernels.pack import from_panels, pack_stacked
+from slipstream.kernels.memory import together
+from slipstream.kernels.pack import pack_stacked
 from slipstream.kernels.packed import Packed
 from slipstream.kernels.passes import DecoderShape, LayerWeights
 from slipstream.models.config import ModelConfig
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from slipstream.models.heads.head import Head
 
 
+@together()
 def eagle_weights(head: Head, target: TargetParts, compact: bool = False) -> HeadWeights:
     """Packed weights of an EAGLE head, which fits its target. Matrices keep the type they are stored in.
 
@@ -36,7 +36,7 @@ def eagle_weights(head: Head, target: TargetParts, compact: bool = False) -> Hea
     norm, eps = optional.vector("feature_norm.weight"), config.eps
     if config.final_norm:
         norm, eps = np.ascontiguousarray(target.final_norm(), np.float32), target.eps
-    weights = HeadWeights(
+    return HeadWeights(
         shape=shape_of(config),
         three=config.kind == "eagle3",
         norm_before_residual=config.norm_before_residual,
@@ -55,34 +55,6 @@ def eagle_weights(head: Head, target: TargetParts, compact: bool = False) -> Hea
         markov_in=optional.matrix("markov_in.weight"),
         markov_out=optional.matrix("markov_out.weight"),
     )
-    _side_by_side(weights)
-    return weights
-
-
-def _side_by_side(weights: HeadWeights) -> None:
-    """Move all matrices but the embedding into one buffer, which is large enough for huge pages.
-
-    The target's pass has just swept the caches, and on pages of 4 KiB the first level took a tenth longer to read them.
-    """
-    places: list[tuple[Any, str, list[Packed]]] = []
-    owners: list[HeadWeights | LayerWeights] = [weights, *weights.layers]
-    for owner in owners:
-        for entry in fields(owner):
-            value = getattr(owner, entry.name)
-            parts = value if isinstance(value, list) else [value]
-            movable = all(isinstance(part, Packed) and part.handle is not None for part in parts)
-            if movable and entry.name != "embedding":
-                places.append((owner, entry.name, parts))
-    sizes = [-(-part.data.nbytes // ALIGNMENT) * ALIGNMENT for _, _, parts in places for part in parts]
-    whole, at = aligned(sum(sizes)), 0
-    for owner, name, parts in places:
-        moved = []
-        for part in parts:
-            data = whole[at : at + part.data.nbytes]
-            data[:] = part.data.reshape(-1)
-            moved.append(from_panels(part.type, part.shape, data))
-            at += -(-part.data.nbytes // ALIGNMENT) * ALIGNMENT
-        setattr(owner, name, moved if isinstance(getattr(owner, name), list) else moved[0])
 
 
 def shape_of(config: HeadConfig) -> DecoderShape:

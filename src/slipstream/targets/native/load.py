@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import InputError, ModelError, UnsupportedError
+from slipstream.kernels.memory import together
 from slipstream.kernels.pack import pack_stacked
 from slipstream.kernels.packed import BLOCKS
 from slipstream.kernels.passes import DecoderShape, DecoderWeights, LayerWeights
@@ -118,6 +119,7 @@ class _Reader:
         return pack_stacked(parts[0].type, [part.raw for part in parts], parts[0].shape[1])
 
 
+@together()
 def load_weights(model: ModelFile, shape: DecoderShape) -> DecoderWeights:
     """Pack all weights of the model. Raises ModelError for missing or misshapen tensors."""
     reader = _Reader(model, shape)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from slipstream.kernels import native, pack, unpack_rows
+from slipstream.kernels.memory import together
 
 log = logging.getLogger("slipstream")
 
@@ -88,6 +89,7 @@ def packer(dtype: Any) -> Any:
     return OneDnnLinear if there else None
 
 
+@together()
 def pack_linears(model: Any) -> int:
     """Replace the linear layers of a model on the CPU; returns how many. A shape that does not agree stays as it is."""
     replaced = 0
