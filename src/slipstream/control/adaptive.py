@@ -239,7 +239,7 @@ class Adaptive:
         self._steps += 1
         if self._steps % LOOK_EVERY == 1:
             self._verify.observe(1, cost.verify_s)
-        if cost.rows == len(observations):
+        if cost.rows == len(observations) and cost.pass_s:
             self._since_plain = 0
         if self._asking and not self._reading and len(observations) > 1:
             self._before_pass.observe(len(observations), cost.draft_s)

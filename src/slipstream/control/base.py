@@ -14,6 +14,8 @@ from slipstream.core.types import Limit, Observation, Offers, Row
 class StepCost:
     """Measured seconds of one step and the token rows (anchors and nodes) its pass verified.
 
+    pass_s: 0 where the pass read prompts as well, which says nothing about its rows.
+
     draft_s: all that came before the pass, the controller's own time included. rest_s: what came after verification,
     what drafters do with its outcome included.
     """

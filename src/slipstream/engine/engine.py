@@ -230,7 +230,8 @@ class Engine:
         clock = Clock()
         self._check(self._scheduler.running)
         before = sum(len(row.tokens) for row in batch.rows)
-        along = Along([part.read for part in parts], partial(self._reader.took_all, parts))
+        new = sum(part.ends for part in parts)
+        along = Along([part.read for part in parts], partial(self._reader.took_all, parts), new)
         step(batch, Parts(self.target, self.verifier, self.controller, self.drafting.active), clock, along)
         self._announce(parts)
         batch.charge(clock.seconds)
@@ -238,7 +239,7 @@ class Engine:
         for answer in batch.answers:
             if answer.finish_reason:
                 self._finish(answer)
-        # Nobody is asked in a pass that reads prompts, so it says nothing about who rests.
+        # In a pass that reads prompts not everybody is asked, so it says nothing about who rests.
         if self.watch.due(not parts and any(row.speculate for row in batch.rows)):
             nodes, _ = self.ledger.totals([*self._scheduler.waiting, *self._scheduler.admitted])
             self.watch.look(nodes.drafted_by_source, nodes.accepted_by_source, self.controller.gains())

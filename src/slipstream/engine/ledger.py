@@ -74,7 +74,7 @@ class Ledger:
     def step(self, batch: Batch, clock: Clock, emitted: int) -> None:
         """One step: its rows, its clock, the tokens it brought. What reads prompts alone is none."""
         self.steps += bool(batch.rows)
-        if not clock.token_rows:
+        if clock.read_s:
             return
         rows, seconds = len(batch.rows), sum(clock.seconds.values())
         if clock.token_rows == rows:

@@ -33,10 +33,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What a pass reads of prompts beside its rows. done: called with the features and the seconds that were theirs."""
+    """What a pass reads of prompts beside its rows.
+
+    done: called with the features and the seconds that were theirs. new: rows, the last ones, whose prompt it ends.
+    """
 
     reads: Sequence[Read] = ()
     done: Callable[[Sequence[NDArray[np.float32] | None], float], None] | None = None
+    new: int = 0
 
 
 @dataclass(slots=True)
@@ -46,7 +50,9 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "pass": 0.0, "verify": 0.0, "rest": 0.0})
     last: float = field(default_factory=time.perf_counter)
     token_rows: int = 0
-    """Anchors and nodes that the pass went over; 0 for one that read prompts as well, whose time says little."""
+    """Anchors and nodes that the pass went over."""
+    read_s: float = 0.0
+    """What went into prompts that were read along; the time of such a pass says nothing about one over rows alone."""
 
     def lap(self, part: str) -> None:
         """Book the time since the last lap."""
@@ -56,15 +62,16 @@ class Clock:
 
     def part_with(self, rows: int, tokens: int) -> float:
         """Take so many tokens of prompts out of a pass over so many rows besides; returns their part of its time."""
-        spent = self.seconds["pass"] * tokens / (rows + tokens)
-        self.seconds["pass"] -= spent
-        return spent
+        self.read_s = self.seconds["pass"] * tokens / (rows + tokens)
+        self.seconds["pass"] -= self.read_s
+        return self.read_s
 
     def cost(self, drafts: Sequence[Draft]) -> StepCost:
         """The step so far, as controllers see it."""
         self.token_rows = len(drafts) + sum(map(len, drafts))
         spent = self.seconds
-        return StepCost(self.token_rows, spent["pass"], spent["verify"], spent["draft"], spent["rest"])
+        alone_s = 0.0 if self.read_s else spent["pass"]
+        return StepCost(self.token_rows, alone_s, spent["verify"], spent["draft"], spent["rest"])
 
 
 NOTHING = Along()
@@ -73,22 +80,20 @@ NOTHING = Along()
 def step(batch: Batch, parts: Parts, clock: Clock, along: Along = NOTHING) -> None:
     """Draft, verify, commit once, for every row of the batch.
 
-    Tokens are appended before cache rows are committed, because where an answer ends decides what is kept. A pass that
-    reads prompts along takes its time for arithmetic, in which a node has no discount: nobody drafts for it.
+    Tokens are appended before cache rows are committed, because where an answer ends decides what is kept.
     """
     target, controller, rows = parts.target, parts.controller, batch.rows
     speculating = [row for row in rows if row.speculate]
     drafters = [drafter for drafter in parts.drafters if any(map(drafter.wants, speculating))]
-    if along.reads:
-        drafts = [Draft() for _ in rows]
-    else:
-        limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
-        drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
+    limits = batch.clip(controller.limits(rows), [drafter.name for drafter in drafters])
+    limits[len(rows) - along.new :] = [Limit(0, 0)] * along.new  # their drafters have not begun
+    drafts = batch.fit(choose(batch, controller, drafters, limits), limits)
     clock.lap("draft")
     output = target.forward(batch.inputs(drafts), along.reads)
     clock.lap("pass")
     if along.done is not None and along.reads:
-        along.done(output.read, clock.part_with(len(rows), sum(len(read.tokens) for read in along.reads)))
+        token_rows = len(drafts) + sum(map(len, drafts))
+        along.done(output.read, clock.part_with(token_rows, sum(len(read.tokens) for read in along.reads)))
         clock.last = time.perf_counter()
     if not rows:
         return
@@ -104,8 +109,7 @@ def step(batch: Batch, parts: Parts, clock: Clock, along: Along = NOTHING) -> No
     for drafter in reversed(drafters):
         drafter.observe(drafted)
     clock.lap("rest")
-    if not along.reads:
-        controller.observe(observations, clock.cost(drafts))
+    controller.observe(observations, clock.cost(drafts))
     clock.lap("rest")
 
 
